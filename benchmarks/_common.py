@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-_TITLE = "# Benchmark results\n\nEach section is written by the script that it names; run that script to renew it.\n"
+_TITLE = (
+    "# Benchmark results\n\nEach section is written by the script that it names; run that script to"
+    " renew it.\n"
+)
 
 
 class Timings:

@@ -3,7 +3,8 @@
     python benchmarks/batch_one.py [--threads 1] [--seconds 0.5] [--json FILE]
 
 Each step is timed as CPU time of the calling thread, the least mean of several repetitions, so that
-other work on the machine moves it little; only ratios and differences within one run mean something.
+other work on the machine moves it little; only ratios and differences within one run mean
+something.
 """
 
 from __future__ import annotations

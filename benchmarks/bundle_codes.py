@@ -59,8 +59,11 @@ def main() -> None:
         for path in sorted(FOLDER.glob(f"{DEFAULT}-*.safetensors"))
     }
     lines = [
-        f"AUROC from 8-bit codes minus AUROC from float32 features, in points: {within} of {len(rows)} detectors are "
-        f"within 0.05 on every set; the largest difference is {rows[0][-1]:.3f} ({rows[0][0]} on {rows[0][-2]}).",
+        (
+            f"AUROC from 8-bit codes minus AUROC from float32 features, in points: {within} of"
+            f" {len(rows)} detectors are within 0.05 on every set; the largest difference is"
+            f" {rows[0][-1]:.3f} ({rows[0][0]} on {rows[0][-2]})."
+        ),
         "",
         f"Files: {', '.join(f'{name} {size:.1f} MB' for name, size in sizes.items())}.",
         "",

@@ -145,8 +145,8 @@ def theirs(name: str, arrays: Arrays) -> Side | None:
         "energy": lambda: peer.EnergyBased(None),
         "entropy": lambda: peer.Entropy(None),
         "gen": lambda: peer.GEN(None, M=min(100, weight.shape[0])),
-        "tempscale": lambda: peer.TemperatureScaling(None).fit_logits(
-            arrays.train_logits, arrays.labels
+        "tempscale": (
+            lambda: peer.TemperatureScaling(None).fit_logits(arrays.train_logits, arrays.labels)
         ),
         "klm": lambda: peer.KLMatching(None).fit_logits(arrays.train_logits, arrays.labels),
         "openmax": lambda: peer.OpenMax(None).fit_logits(arrays.train_logits, arrays.labels),
@@ -168,8 +168,8 @@ def theirs(name: str, arrays: Arrays) -> Side | None:
         "ash-s": lambda: peer.ASH(None, on_map, "ash-s"),
         "scale": lambda: peer.SCALE(None, on_map),
         "react": lambda: peer.ReAct(None, on_map).fit_feature_maps(train_maps, arrays.labels),
-        "vra": lambda: peer.VRA(None, on_map, 0.6, 0.95).fit_feature_maps(
-            train_maps, arrays.labels
+        "vra": (
+            lambda: peer.VRA(None, on_map, 0.6, 0.95).fit_feature_maps(train_maps, arrays.labels)
         ),
     }
     if name in on_logits:
@@ -306,7 +306,8 @@ def cpu_time(width: int, classes: int, fitted: int, scored: int) -> tuple[str, l
             if ratio < least:
                 took = seconds_text(seconds["ours"])
                 missed.append(
-                    f"{name} at C = {classes:,} {what} {ratio:.2f} × as fast, not {least:g} × ({took})"
+                    f"{name} at C = {classes:,} {what} {ratio:.2f} × as fast, not {least:g} ×"
+                    f" ({took})"
                 )
         rows.append(cells)
         print("  ".join(cells), flush=True)
@@ -373,11 +374,13 @@ def against_pytorch_ood(
         least = {"mds": 100.0, "rmds": 100.0}.get(row.name, AS_FAST) if classes >= 1000 else AS_FAST
         if row.score_ratio < least:
             missed.append(
-                f"{row.name} at P={width}, C={classes} scores {row.score_ratio:.2f} × as fast, not {least:g} ×"
+                f"{row.name} at P={width}, C={classes} scores {row.score_ratio:.2f} × as fast, not"
+                f" {least:g} ×"
             )
         if row.fit_ratio < AS_FAST:
             missed.append(
-                f"{row.name} at P={width}, C={classes} fits {row.fit_ratio:.2f} × as fast, not {AS_FAST} ×"
+                f"{row.name} at P={width}, C={classes} fits {row.fit_ratio:.2f} × as fast, not"
+                f" {AS_FAST} ×"
             )
     header = (
         "detector",
@@ -495,10 +498,11 @@ def against_a_forward_pass(rows: int, images: int) -> tuple[str, list[str]]:
     slowest = sorted(scores, key=lambda name: -scores[name])[:3]
     examples = ", ".join(f"{name} {seconds_text(scores[name])}" for name in slowest)
     text = (
-        f"### The whole family and one forward pass\n\n{len(scores)} detectors (without the nearest-neighbour family) "
-        f"score {rows:,} cached samples, P = 512, C = 10, in {seconds_text(sum(scores.values()))} in total (the "
-        f"slowest: {examples}), and are fitted on {rows:,} in {seconds_text(sum(fits.values()))}. ResNet-18 takes "
-        f"{seconds_text(forward)} for one forward pass over {images:,} images of 224 × 224.\n"
+        f"### The whole family and one forward pass\n\n{len(scores)} detectors (without the"
+        f" nearest-neighbour family) score {rows:,} cached samples, P = 512, C = 10, in"
+        f" {seconds_text(sum(scores.values()))} in total (the slowest: {examples}), and are fitted"
+        f" on {rows:,} in {seconds_text(sum(fits.values()))}. ResNet-18 takes"
+        f" {seconds_text(forward)} for one forward pass over {images:,} images of 224 × 224.\n"
     )
     print(text, flush=True)
     missed = (
@@ -539,7 +543,8 @@ def fit_memory(counts: tuple[int, int]) -> tuple[str, list[str]]:
         print("  ".join(rows[-1]), flush=True)
         if name not in NEIGHBOURS and large > small + 30e6:
             missed.append(
-                f"{name}'s fit takes {large / 1e6:.0f} MB for {counts[1]:,} samples, {small / 1e6:.0f} before"
+                f"{name}'s fit takes {large / 1e6:.0f} MB for {counts[1]:,} samples,"
+                f" {small / 1e6:.0f} before"
             )
     header = ("detector", f"MB for {counts[0]:,} samples", f"MB for {counts[1]:,} samples")
     title = "### Peak memory of a streaming fit: P = 512, C = 10, batches of 1,000\n\n"
@@ -592,24 +597,29 @@ def main() -> None:
 
 
 def _about(name: str) -> str:
-    text = f"`python benchmarks/detectors.py --only {name}` on {machine(('torch', 'pytorch-ood', 'faiss-cpu'))}.\n"
+    text = (
+        f"`python benchmarks/detectors.py --only {name}` on"
+        f" {machine(('torch', 'pytorch-ood', 'faiss-cpu'))}.\n"
+    )
     if name == "cpu":
         text += (
-            "\nCPU time of one thread, the minimum of several rounds, which other work on the machine hardly disturbs; "
-            "“× faster” is pytorch-ood's time divided by ours. At 1,000 classes, MDS and RMDS score 100 samples.\n\n"
-            "Where ours costs more: moments are summed in float64, in which a product and the eigenvectors take twice "
-            "as long as in float32 (mds, vim); features are read a second time to look for numbers that are not "
-            "finite, which clipping would hide (react, vra); the index of the largest logit is needed to keep the "
-            "digits of the logarithm of a probability close to 1 (tempscale); and a call has a fixed cost of about ten "
-            "microseconds (maxlogit).\n"
+            "\nCPU time of one thread, the minimum of several rounds, which other work on the"
+            " machine hardly disturbs; “× faster” is pytorch-ood's time divided by ours. At 1,000"
+            " classes, MDS and RMDS score 100 samples.\n\nWhere ours costs more: moments are summed"
+            " in float64, in which a product and the eigenvectors take twice as long as in float32"
+            " (mds, vim); features are read a second time to look for numbers that are not finite,"
+            " which clipping would hide (react, vra); the index of the largest logit is needed to"
+            " keep the digits of the logarithm of a probability close to 1 (tempscale); and a call"
+            " has a fixed cost of about ten microseconds (maxlogit).\n"
         )
     if name == "peers":
         text += (
-            "\nTimes are ours; “× faster” is pytorch-ood's time divided by ours, as the median of interleaved rounds "
-            "on the same arrays in one process. Megabytes are the increase of peak resident memory, each measured in "
-            "a separate process. The temperature is fitted on at most 5,000,000 logits, since pytorch-ood would need "
-            "10 GB for more. Detectors that need the network are in `networks.py`; AdaSCALE, which pytorch-ood does "
-            "not have, is left out.\n"
+            "\nTimes are ours; “× faster” is pytorch-ood's time divided by ours, as the median of"
+            " interleaved rounds on the same arrays in one process. Megabytes are the increase of"
+            " peak resident memory, each measured in a separate process. The temperature is fitted"
+            " on at most 5,000,000 logits, since pytorch-ood would need 10 GB for more. Detectors"
+            " that need the network are in `networks.py`; AdaSCALE, which pytorch-ood does not"
+            " have, is left out.\n"
         )
     return text
 

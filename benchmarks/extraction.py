@@ -41,9 +41,10 @@ def main() -> None:
         print("  ".join(rows[-1]), flush=True)
     if not quick:
         text = (
-            f"`python benchmarks/extraction.py` on {machine(('torch', 'numpy'))}. {count:,} images of 32 × 32 go "
-            f"through the network in batches of {BATCH}, and features and logits go to the cache; {rounds} interleaved "
-            f"rounds. Target: at least {TARGET:.0%} of the bare model's throughput.\n\n"
+            f"`python benchmarks/extraction.py` on {machine(('torch', 'numpy'))}. {count:,} images"
+            f" of 32 × 32 go through the network in batches of {BATCH}, and features and logits go"
+            f" to the cache; {rounds} interleaved rounds. Target: at least {TARGET:.0%} of the bare"
+            " model's throughput.\n\n"
         )
         write_section(
             "Extraction", text + table(["model", "bare model", "extraction", "share"], rows)

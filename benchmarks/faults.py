@@ -190,9 +190,11 @@ def aside(folder: Path, work: Callable[[], Any], seconds: float = HANG_SECONDS) 
     run = Child(folder, told).wait(seconds)
     expect(
         run.code == 0,
-        run.text.strip().splitlines()[-1]
-        if run.code == 3
-        else f"code {run.code}: {run.text[-300:]}",
+        (
+            run.text.strip().splitlines()[-1]
+            if run.code == 3
+            else f"code {run.code}: {run.text[-300:]}"
+        ),
     )
     return run.text.strip()
 
@@ -1090,7 +1092,10 @@ def write_page(rows: dict[str, str]) -> None:
     }
     lines = [line for each in FAULTS if (line := rows.get(each.name, old.get(each.name)))]
     tried = sum(int(line.split(" | ")[1]) for line in lines)
-    told = f"{tried:,} tries; the last of them on {time.strftime('%Y-%m-%d')}, with fdbd {fdbd.__version__}."
+    told = (
+        f"{tried:,} tries; the last of them on {time.strftime('%Y-%m-%d')}, with fdbd"
+        f" {fdbd.__version__}."
+    )
     page = "\n".join([MARKS[0], "", *TITLE, *lines, "", told, "", MARKS[1]])
     PAGE.write_text(before + page + after, encoding="utf-8")
 

@@ -1,5 +1,5 @@
-"""The latency columns of the paper's Tables 1 and 2, to be run by someone with a GPU (the paper's is
-a Tesla T4): milliseconds per image of a network alone, and of the network with a detector.
+"""The latency columns of the paper's Tables 1 and 2, to be run by someone with a GPU (the paper's
+is a Tesla T4): milliseconds per image of a network alone, and of the network with a detector.
 
     python benchmarks/gpu.py                 # on CUDA; prints a Markdown table
     python benchmarks/gpu.py --device cpu    # the same on the CPU, to try the script

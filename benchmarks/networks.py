@@ -190,7 +190,10 @@ def against_pytorch_ood(fitted: int, scored: int, rounds: int) -> tuple[str, lis
         rows.append(compare(pair(data), rounds))
         print("  ".join(cells(rows[-1])), flush=True)
     header = ("detector", "fit", "× faster", "score", "× faster", "rank correlation of the scores")
-    title = f"### ResNet-20, C = {CLASSES}: {fitted:,} images fitted, {scored:,} scored, in batches of {BATCH}\n\n"
+    title = (
+        f"### ResNet-20, C = {CLASSES}: {fitted:,} images fitted, {scored:,} scored, in batches of"
+        f" {BATCH}\n\n"
+    )
     return title + table(header, [cells(row) for row in rows]), [
         line for row in rows for line in missed_by(row)
     ]
@@ -238,13 +241,15 @@ def main() -> None:
 
 def _about() -> str:
     return (
-        f"`python benchmarks/networks.py` on {machine(('torch', 'pytorch-ood'))}.\n\n"
-        "Times are ours; “× faster” is pytorch-ood's time divided by ours, as the median of interleaved rounds with "
-        "the same network (random weights) and the same images of 32 × 32 in one process. Most of each time is spent "
-        f"in the network, so a ratio of at least {AS_FAST} counts as equally fast. ODIN has nothing to fit. MDS over "
-        f"layers reads {' and '.join(LAYERS)} in addition to the penultimate features, with equal weights or with the "
-        "weights that a guard learns from adversarial copies of the training images. pytorch-ood learns no weights: it "
-        "is given ours, so that the scores can be compared, and the fit that learns them has no counterpart.\n"
+        f"`python benchmarks/networks.py` on {machine(('torch', 'pytorch-ood'))}.\n\nTimes are"
+        " ours; “× faster” is pytorch-ood's time divided by ours, as the median of interleaved"
+        " rounds with the same network (random weights) and the same images of 32 × 32 in one"
+        f" process. Most of each time is spent in the network, so a ratio of at least {AS_FAST}"
+        " counts as equally fast. ODIN has nothing to fit. MDS over layers reads"
+        f" {' and '.join(LAYERS)} in addition to the penultimate features, with equal weights or"
+        " with the weights that a guard learns from adversarial copies of the training images."
+        " pytorch-ood learns no weights: it is given ours, so that the scores can be compared, and"
+        " the fit that learns them has no counterpart.\n"
     )
 
 

@@ -78,7 +78,7 @@ def main() -> None:
             sessions[name] = session(path)
     feeds = {name: {one.get_inputs()[0].name: image.numpy()} for name, one in sessions.items()}
     contenders = {
-        name: (lambda one=one, feed=feeds[name]: one.run(None, feed))
+        name: lambda one=one, feed=feeds[name]: one.run(None, feed)
         for name, one in sessions.items()
     }
     times = interleaved(contenders, rounds=options.rounds, calls=4)
@@ -102,12 +102,13 @@ def main() -> None:
         print(*rows[-1])
     write_section(
         "ONNX",
-        "`python benchmarks/onnx_overhead.py`: ONNX Runtime on the CPU, 1 thread, ResNet-18 at 224 × 224, 1,000 "
-        f"classes, batch 1, opset {OPSET}, {options.calibration:,} calibration scores. A guard's graph gives logits, "
-        "label, score, p_value and is_ood. An overhead is the median ratio to the classifier alone, run in the same "
-        f"round: wall-clock time over {options.rounds} interleaved rounds, and CPU time of the thread over "
-        f"{options.rounds * 3} rounds, which other programs on the machine disturb less. Target: at most "
-        f"{LIMIT:.0%}.\n\n"
+        "`python benchmarks/onnx_overhead.py`: ONNX Runtime on the CPU, 1 thread, ResNet-18 at 224"
+        f" × 224, 1,000 classes, batch 1, opset {OPSET}, {options.calibration:,} calibration"
+        " scores. A guard's graph gives logits, label, score, p_value and is_ood. An overhead is"
+        " the median ratio to the classifier alone, run in the same round: wall-clock time over"
+        f" {options.rounds} interleaved rounds, and CPU time of the thread over"
+        f" {options.rounds * 3} rounds, which other programs on the machine disturb less. Target:"
+        f" at most {LIMIT:.0%}.\n\n"
         + table(["graph", "wall clock", "overhead", "CPU time", "overhead"], rows)
         + "\n"
         + machine(("torch", "onnxruntime", "onnx"))

@@ -90,11 +90,11 @@ def main() -> None:
     rows.append(["ratio", f"{ratio:.2f}", f"{whole_ratio:.2f}"])
     write_section(
         "Ray",
-        f"`python benchmarks/ray_scaling.py`: `fdbd.jobs.ray.score` with the zoo model {MODEL} over "
-        f"{options.images:,} images of 32 × 32 in Ray's object store, batches of {options.batch_size}, one torch "
-        f"thread per worker; medians of {options.rounds} rounds. The rate is that of the last {1 - WARM:.0%} of the "
-        "images; the whole job includes starting the workers. Target: at least "
-        f"{LIMIT} times the rate of one worker.\n\n"
+        f"`python benchmarks/ray_scaling.py`: `fdbd.jobs.ray.score` with the zoo model {MODEL} over"
+        f" {options.images:,} images of 32 × 32 in Ray's object store, batches of"
+        f" {options.batch_size}, one torch thread per worker; medians of {options.rounds} rounds."
+        f" The rate is that of the last {1 - WARM:.0%} of the images; the whole job includes"
+        f" starting the workers. Target: at least {LIMIT} times the rate of one worker.\n\n"
         + table(["workers", "images/s", "whole job"], rows)
         + "\n"
         + machine(("torch", "ray"))

@@ -151,7 +151,8 @@ def score_stage(quick: bool) -> str:
         ratios.append([shape, *_ratios(timings)])
         missed += _missed(shape, timings, classes)
     return (
-        "Time of the score stage in float32, given labels or logits, and largest relative error against float64:\n\n"
+        "Time of the score stage in float32, given labels or logits, and largest relative error"
+        " against float64:\n\n"
         + table(
             [
                 "N × P, C",
@@ -177,12 +178,13 @@ def score_stage(quick: bool) -> str:
             ],
             ratios,
         )
-        + "\n`read` is `features.sum()`. `read with normals` also sums the folded row of each predicted class, which "
-        "the score has to read as well: this adds almost nothing in the first three rows, and as much as the features "
-        f"in the last, where almost every sample has a different class. {PEER}'s `predict_features` runs with a head "
-        "that returns the same logits; its table of norms is filled beforehand. Targets: at most 1.5 × the read; "
-        f"with labels 20 × faster than {PEER} for C ≥ 1,000 and 8 × for C = 10, with logits 10 × and 5 ×.\n"
-        + misses(missed)
+        + "\n`read` is `features.sum()`. `read with normals` also sums the folded row of each"
+        " predicted class, which the score has to read as well: this adds almost nothing in the"
+        " first three rows, and as much as the features in the last, where almost every sample"
+        f" has a different class. {PEER}'s `predict_features` runs with a head that returns the"
+        " same logits; its table of norms is filled beforehand. Targets: at most 1.5 × the read;"
+        f" with labels 20 × faster than {PEER} for C ≥ 1,000 and 8 × for C = 10, with logits 10 ×"
+        " and 5 ×.\n" + misses(missed)
     )
 
 
@@ -237,8 +239,9 @@ def one_sample() -> str:
         {"score": often(lambda: detector.score(batch)), "sum": often(features.sum)}, rounds=9
     )
     return (
-        f"Scoring one row of 64 features with its logits takes {seconds_text(timings.seconds('score') / 200)}; the "
-        f"smallest torch operation (`features.sum()`) takes {seconds_text(timings.seconds('sum') / 200)}.\n"
+        "Scoring one row of 64 features with its logits takes"
+        f" {seconds_text(timings.seconds('score') / 200)}; the smallest torch operation"
+        f" (`features.sum()`) takes {seconds_text(timings.seconds('sum') / 200)}.\n"
     )
 
 
@@ -256,7 +259,8 @@ def fit_cost(quick: bool) -> str:
         for name in contenders:
             if timings.ratio(name, "read") > 1.5:
                 missed.append(
-                    f"{count:,} × {width}: {name} {timings.ratio(name, 'read'):.2f} × the read, not 1.5 ×"
+                    f"{count:,} × {width}: {name} {timings.ratio(name, 'read'):.2f} × the read, not"
+                    " 1.5 ×"
                 )
         rows.append(
             [
@@ -271,12 +275,12 @@ def fit_cost(quick: bool) -> str:
         [f"{n:,} × 512", *_streaming(n)] for n in ((5_000, 50_000) if quick else (50_000, 500_000))
     ]
     return (
-        "The pass over the training data compared with one read of them (target 1.5), and the whole fit for small "
-        "C:\n\n"
+        "The pass over the training data compared with one read of them (target 1.5), and the whole"
+        " fit for small C:\n\n"
         + table(["N × P", "read", "the pass", "pass / read", "fit / read"], rows)
         + misses(missed)
-        + "\nA streaming fit in batches of 1,000, none of which is kept: growth of peak memory during the fit.\n\n"
-        + table(["training data", "their size", "peak growth"], memory)
+        + "\nA streaming fit in batches of 1,000, none of which is kept: growth of peak memory"
+        " during the fit.\n\n" + table(["training data", "their size", "peak growth"], memory)
     )
 
 
@@ -359,11 +363,13 @@ def guarded(quick: bool) -> str:
         added = timings.seconds("guard") - timings.seconds("model")
         if added > 0.0005 if target is None else 100 * extras[0] - 100 > target:
             missed.append(
-                f"{name} at batch {len(images)}: {percent[0]}, {seconds_text(added)}, not {rows[-1][-1]}"
+                f"{name} at batch {len(images)}: {percent[0]}, {seconds_text(added)}, not"
+                f" {rows[-1][-1]}"
             )
     return (
-        "A guarded model, `Guard(model)(x)`, compared with `model(x)`, in alternating calls: medians, and the fastest "
-        "call of each, which other programs on the machine disturb least:\n\n"
+        "A guarded model, `Guard(model)(x)`, compared with `model(x)`, in alternating calls:"
+        " medians, and the fastest call of each, which other programs on the machine disturb"
+        " least:\n\n"
         + table(["model", "batch", "model", "guard", "extra", "extra, fastest", "target"], rows)
         + misses(missed)
     )
@@ -399,8 +405,8 @@ def main() -> None:
             print(texts[-1], flush=True)
         if not arguments.quick:
             how = (
-                "\nContenders run in turns, in a different order in each round; a ratio is the median "
-                f"over rounds. Written by `python benchmarks/score.py --only {name}`.\n\n"
+                "\nContenders run in turns, in a different order in each round; a ratio is the"
+                f" median over rounds. Written by `python benchmarks/score.py --only {name}`.\n\n"
             )
             description = machine(("torch", "numpy", "numba", PEER))
             write_section(title, description + "\n" + how + "\n".join(texts))

@@ -122,10 +122,11 @@ def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
             ]
         )
     return (
-        f"{count:,} images of 32 × 32, `{MODEL}`, batches of {batch_size}: `score_files` compared with the model "
-        f"alone over tensors in memory ({count / statistics.median(bare):,.0f}/s), run before and after; medians of "
-        f"{rounds}. Peak memory of the scoring process is given for {count // 10:,} and {count:,} images and should "
-        f"differ by less than {MEMORY_SHARE - 1:.0%}.\n\n"
+        f"{count:,} images of 32 × 32, `{MODEL}`, batches of {batch_size}: `score_files` compared"
+        f" with the model alone over tensors in memory ({count / statistics.median(bare):,.0f}/s),"
+        f" run before and after; medians of {rounds}. Peak memory of the scoring process is given"
+        f" for {count // 10:,} and {count:,} images and should differ by less than"
+        f" {MEMORY_SHARE - 1:.0%}.\n\n"
         + table(["input", "rate", "of the bare model", "target", "peak memory", "difference"], rows)
     )
 
@@ -158,8 +159,9 @@ def features(folder: Path, count: int, width: int, rounds: int) -> str:
         f"{share:.2f}",
     ]
     return (
-        f"{count:,} × {width} float32 in Parquet, fixed-size lists in row groups of {group:,}, uncompressed: "
-        f"`pyarrow.parquet.read_table` compared with `score_files` from file to file; medians of {rounds} pairs.\n\n"
+        f"{count:,} × {width} float32 in Parquet, fixed-size lists in row groups of {group:,},"
+        " uncompressed: `pyarrow.parquet.read_table` compared with `score_files` from file to"
+        f" file; medians of {rounds} pairs.\n\n"
         + table(
             ["bare read", "score", "speed of the bare read", "target"],
             [[*row, f"{FEATURE_SHARE:.2f}"]],

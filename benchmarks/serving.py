@@ -409,7 +409,8 @@ def measure(
     ]
     if most < OF_SINGLE:
         missed.append(
-            f"{model}: the bare model itself has {most:.2f} times the throughput of plain FastAPI, not 3"
+            f"{model}: the bare model itself has {most:.2f} times the throughput of plain FastAPI,"
+            " not 3"
         )
     if statistics.median(added) >= ADDED_SECONDS:
         missed.append(

@@ -136,7 +136,10 @@ def _link_notebook(app: Any, page: str, source: list[str]) -> None:
     """Each tutorial links to itself as a notebook."""
     if page.startswith("tutorials/") and not page.endswith("/index"):
         name = page.removeprefix("tutorials/")
-        link = f'```{{raw}} html\n<p><a href="{name}.ipynb" download>This page as a notebook</a></p>\n```'
+        link = (
+            f'```{{raw}} html\n<p><a href="{name}.ipynb" download>This page as a'
+            " notebook</a></p>\n```"
+        )
         source[0] = re.sub(
             r"(?m)^(# .*)$", lambda match: f"{match[1]}\n\n{link}", source[0], count=1
         )

@@ -71,7 +71,8 @@ def main() -> dict[str, float]:
     ood = scored.sum("is_ood")
     low, _ = wilson(ood, rows, 0.99)
     print(
-        f"{rows} rows, {ood} of them OOD ({ood / rows:.1%}, at least {low:.1%}); {EXPECTED_OOD:.0%} were expected"
+        f"{rows} rows, {ood} of them OOD ({ood / rows:.1%}, at least {low:.1%}); {EXPECTED_OOD:.0%}"
+        " were expected"
     )
     return {"rows": rows, "rate": ood / rows, "low": low}
 

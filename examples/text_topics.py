@@ -50,7 +50,8 @@ def main() -> dict[str, float]:
         "auroc": fdbd.metrics.auroc(model.score_samples(test), model.score_samples(unseen)),
     }
     print(
-        f"trained on {len(train)} documents on {', '.join(KNOWN)}; tested on {len(test)} more and {len(unseen)} others"
+        f"trained on {len(train)} documents on {', '.join(KNOWN)}; tested on {len(test)} more and"
+        f" {len(unseen)} others"
     )
     print(f"topic accuracy on known topics    {result['accuracy']:.3f}")
     print(f"accepted, known topics            {result['accepted_known']:.3f}   (asked for 0.9)")

@@ -7,12 +7,18 @@ import fdbd
 
 
 def test_importing_the_package_imports_no_torch() -> None:
-    code = "import sys, fdbd, fdbd.cli; assert not {'torch', 'sklearn', 'ray', 'torchvision'} & set(sys.modules)"
+    code = (
+        "import sys, fdbd, fdbd.cli; assert not {'torch', 'sklearn', 'ray', 'torchvision'} &"
+        " set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_first_detector_imports_neither_torchvision_nor_scikit_learn() -> None:
-    code = "import sys, fdbd; fdbd.Guard; assert not {'torchvision', 'sklearn', 'ray', 'pandas'} & set(sys.modules)"
+    code = (
+        "import sys, fdbd; fdbd.Guard; assert not {'torchvision', 'sklearn', 'ray', 'pandas'} &"
+        " set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

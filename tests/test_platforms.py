@@ -99,7 +99,10 @@ def test_images_are_decoded_by_processes_that_are_spawned(tmp_path) -> None:
             path = tmp_path / name / str(number % 10) / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             image.fromarray(generator.integers(0, 255, (32, 32, 3), np.uint8)).save(path)
-    code = "import multiprocessing as m, sys; m.set_start_method(sys.argv.pop(1)); from fdbd import cli; cli.main()"
+    code = (
+        "import multiprocessing as m, sys; m.set_start_method(sys.argv.pop(1)); from fdbd import"
+        " cli; cli.main()"
+    )
     fit = ["fit", "cifar10-ce", "train", "--calibration", "fresh", "--workers", "2", "--out"]
     settings = {**os.environ, "PYTHONPATH": str(Path(fdbd.__file__).parents[1])}
     for method in ("fork", "spawn"):

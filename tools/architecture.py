@@ -1,10 +1,10 @@
-"""`make architecture`: the packages (layers) of the library, with their modules and lines, and which
-imports which.
+"""`make architecture`: the packages (layers) of the library, with their modules and lines, and
+which imports which.
 
-Prints the packages with their lines and writes docs/architecture.md and docs/architecture.svg from the
-code; tests/docs/test_architecture.py checks that they are up to date. The rule itself, that a package
-imports only from packages below it, is the import-linter contract in pyproject.toml, from which the
-order of the packages is read.
+Prints the packages with their lines and writes docs/architecture.md and docs/architecture.svg from
+the code; tests/docs/test_architecture.py checks that they are up to date. The rule itself, that a
+package imports only from packages below it, is the import-linter contract in pyproject.toml, from
+which the order of the packages is read.
 """
 
 from __future__ import annotations
@@ -78,8 +78,10 @@ def page(found: list[Package]) -> str:
         [
             "# The packages of the library",
             "",
-            "Written by `make architecture` from the code. A package imports only from tiers "
-            "below its own; `make lint` checks this.",
+            (
+                "Written by `make architecture` from the code. A package imports only from tiers "
+                "below its own; `make lint` checks this."
+            ),
             "",
             "![Packages and their imports](architecture.svg)",
             "",
@@ -92,7 +94,8 @@ def page(found: list[Package]) -> str:
 
 
 def drawing(found: list[Package]) -> str:
-    """docs/architecture.svg: one row per package, an arc for each import, to the left of the names."""
+    """docs/architecture.svg: one row per package, an arc for each import, to the left of the
+    names."""
     place = {package.name: TOP + ROW * index for index, package in enumerate(reversed(found))}
     arcs, boxes = [], []
     for package in found:

@@ -71,7 +71,8 @@ def main() -> None:
     if found := faults_of(folder):
         sys.exit("\n".join(found))
     print(
-        f"{folder / 'index.html'}: every internal link has its target, nothing is loaded from outside"
+        f"{folder / 'index.html'}: every internal link has its target, nothing is loaded from"
+        " outside"
     )
 
 

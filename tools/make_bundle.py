@@ -98,10 +98,16 @@ def _imagenet(
         "groups": IMAGENET_GROUPS,
         "notes": [
             f"Model: {weights}; accuracy {accuracy:.2%} on the {len(inside):,} ID photographs.",
-            f"Fitted on {len(train):,} photographs, {len(train) // 1000} per class, where the paper has 1.28 million: "
-            "enough for a mean, few for class means, covariances and neighbours. No fitted photograph is scored.",
-            "Features in the package, as 8-bit codes. textures: ten categories of DTD; sun: bamboo forests, deserts "
-            "and rain forests; sun-near: gardens and oceans, whose contents ImageNet classes share.",
+            (
+                f"Fitted on {len(train):,} photographs, {len(train) // 1000} per class, where the"
+                " paper has 1.28 million: enough for a mean, few for class means, covariances and"
+                " neighbours. No fitted photograph is scored."
+            ),
+            (
+                "Features in the package, as 8-bit codes. textures: ten categories of DTD; sun:"
+                " bamboo forests, deserts and rain forests; sun-near: gardens and oceans, whose"
+                " contents ImageNet classes share."
+            ),
         ],
     }
     fitted = _codes("features", train.features.float()) | {"labels": train.labels.to(torch.int16)}
@@ -126,11 +132,15 @@ def _cifar(name: str, features: Features, head: Head) -> tuple[Mapping[str, Any]
         "test_sets": ["cifar10", *OOD],
         "groups": GROUPS,
         "notes": [
-            f"Model: {name} of the zoo ({card.recipe}, seed {card.seed}, accuracy {card.test_accuracy:.2%} on all "
-            "10,000 test images).",
-            f"Features in the package, float16: {TRAIN_PER_CLASS} training images per class and the moments of all "
-            f"50,000, {TEST_COUNT:,} test images, the other 2,000 held out; "
-            "textures32 is ten categories of DTD, flowers102 a part of its test.",
+            (
+                f"Model: {name} of the zoo ({card.recipe}, seed {card.seed}, accuracy"
+                f" {card.test_accuracy:.2%} on all 10,000 test images)."
+            ),
+            (
+                f"Features in the package, float16: {TRAIN_PER_CLASS} training images per class and"
+                f" the moments of all 50,000, {TEST_COUNT:,} test images, the other 2,000 held out;"
+                " textures32 is ten categories of DTD, flowers102 a part of its test."
+            ),
         ],
     }
     fitted = {"features": train.features[part].half(), "labels": train.labels[part].to(torch.uint8)}

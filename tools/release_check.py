@@ -34,28 +34,48 @@ SOURCES = (
 )
 """What the sdist holds, among others."""
 EXTRAS = {
-    "vision": "import timm, torchvision\n"
-    "fdbd.Guard(timm.create_model('resnet18', num_classes=3))\n"
-    "fdbd.Guard(torchvision.models.resnet18(num_classes=3))",
+    "vision": (
+        "import timm, torchvision\n"
+        "fdbd.Guard(timm.create_model('resnet18', num_classes=3))\n"
+        "fdbd.Guard(torchvision.models.resnet18(num_classes=3))"
+    ),
     "knn": "import faiss\nfdbd.KNN(index='ivf').fit(fdbd.Batch(z), head).score(fdbd.Batch(z))",
-    "report": "found = fdbd.bench.load_bundle('cifar10-ce').run(['fdbd', 'msp'], latency=False)\n"
-    "found.to_pandas(), found.to_html('extra.html')",
+    "report": (
+        "found = fdbd.bench.load_bundle('cifar10-ce').run(['fdbd', 'msp'], latency=False)\n"
+        "found.to_pandas(), found.to_html('extra.html')"
+    ),
     "onnx": "guard.export_onnx('guard.onnx', images)",
-    "ray": "import ray.data\nfrom fdbd.export import ray as on_ray\non_ray.connect()\n"
-    "rows = ray.data.from_items([{'features': row.tolist()} for row in z])\n"
-    "by_ray = on_ray.calibrate(on_ray.fit(fdbd.Guard(head), rows), rows, alpha=0.1)\n"
-    "assert on_ray.score(by_ray, rows).count() == len(z)",
-    "monitor": "import prometheus_client as p\nfdbd.Monitor(guard).prometheus(p.CollectorRegistry())",
-    "serve": "from fdbd.serve.run import Service, application\napplication(Service('features.safetensors'))",
-    "openvino": "from fdbd.export.openvino import export_openvino\nexport_openvino(guard, 'guard.xml', images)",
-    "hub": "import os, pathlib\nfrom fdbd.decision import hub\nos.environ['HF_HUB_OFFLINE'] = '1'\n"
-    "cache = pathlib.Path.home() / '.cache' / 'huggingface' / 'hub' / 'models--me--guard'\n"
-    "hub.write_folder(by_features, cache / 'snapshots' / 'abc')\n"
-    "(cache / 'refs').mkdir()\n(cache / 'refs' / 'main').write_text('abc')\nfdbd.from_hub('me/guard')",
-    "mlflow": "import fdbd.integrations.mlflow, mlflow.pyfunc\n"
-    "fdbd.integrations.mlflow.save_model('features.safetensors', 'logged')\n"
-    "assert len(mlflow.pyfunc.load_model('logged').predict(z.numpy())) == len(z)",
-    "onnx-runtime": "from fdbd.serve.backend import OnnxBackend\nOnnxBackend('guard.onnx')",  # of the extra onnx
+    "ray": (
+        "import ray.data\nfrom fdbd.export import ray as on_ray\non_ray.connect()\n"
+        "rows = ray.data.from_items([{'features': row.tolist()} for row in z])\n"
+        "by_ray = on_ray.calibrate(on_ray.fit(fdbd.Guard(head), rows), rows, alpha=0.1)\n"
+        "assert on_ray.score(by_ray, rows).count() == len(z)"
+    ),
+    "monitor": (
+        "import prometheus_client as p\nfdbd.Monitor(guard).prometheus(p.CollectorRegistry())"
+    ),
+    "serve": (
+        "from fdbd.serve.run import Service,"
+        " application\napplication(Service('features.safetensors'))"
+    ),
+    "openvino": (
+        "from fdbd.export.openvino import export_openvino\nexport_openvino(guard, 'guard.xml',"
+        " images)"
+    ),
+    "hub": (
+        "import os, pathlib\nfrom fdbd.decision import hub\nos.environ['HF_HUB_OFFLINE'] ="
+        " '1'\ncache = pathlib.Path.home() / '.cache' / 'huggingface' / 'hub' /"
+        " 'models--me--guard'\nhub.write_folder(by_features, cache / 'snapshots' / 'abc')\n(cache /"
+        " 'refs').mkdir()\n(cache / 'refs' / 'main').write_text('abc')\nfdbd.from_hub('me/guard')"
+    ),
+    "mlflow": (
+        "import fdbd.integrations.mlflow, mlflow.pyfunc\n"
+        "fdbd.integrations.mlflow.save_model('features.safetensors', 'logged')\n"
+        "assert len(mlflow.pyfunc.load_model('logged').predict(z.numpy())) == len(z)"
+    ),
+    "onnx-runtime": (
+        "from fdbd.serve.backend import OnnxBackend\nOnnxBackend('guard.onnx')"
+    ),  # of the extra onnx
 }
 """One thing per extra that does not work without it; `SETUP` goes before."""
 SETUP = (

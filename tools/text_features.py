@@ -1,8 +1,9 @@
-"""Features of text for `fdbd bench`: ``python tools/text_features.py clinc150|newsgroups20 FOLDER``.
+"""Features of text for `fdbd bench`: ``python tools/text_features.py clinc150|newsgroups20
+FOLDER``.
 
-MiniLM sentence embeddings of a public dataset (its file lies below FDBD_DATA), a logistic head fitted
-on the training texts, and the sets that are out of distribution, written as `fdbd bench --share`
-writes them; then ``fdbd bench FOLDER``."""
+MiniLM sentence embeddings of a public dataset (its file lies below FDBD_DATA), a logistic head
+fitted on the training texts, and the sets that are out of distribution, written as `fdbd bench
+--share` writes them; then ``fdbd bench FOLDER``."""
 
 from __future__ import annotations
 
@@ -69,8 +70,10 @@ def make(name: str, folder: Path) -> None:
         title=TITLES[name],
         class_names=sets.train.classes,
         notes=[
-            f"Features: all-MiniLM-L6-v2 in int8 (npm {PACKAGE} {VERSION}), mean of the tokens, unit "
-            f"length, at most {MAX_TOKENS[name]} tokens.",
+            (
+                f"Features: all-MiniLM-L6-v2 in int8 (npm {PACKAGE} {VERSION}), mean of the tokens,"
+                f" unit length, at most {MAX_TOKENS[name]} tokens."
+            ),
             f"Head: multinomial logistic regression, C = {C[name]:g}.",
             f"Texts: {sets.file}.",
         ],

@@ -1,5 +1,5 @@
-# The public names of fdbd and where each is defined: one line a name, read by type checkers and, when a name is first
-# used, by `fdbd/__init__.py`.
+# The public names of fdbd and where each is defined: one line a name, read by type checkers and,
+# when a name is first used, by `fdbd/__init__.py`.
 
 from . import bench as bench
 from . import data as data

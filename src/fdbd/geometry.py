@@ -106,7 +106,9 @@ def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:
     """Distance (N,) to the nearest boundary and its class (N,), from the (N, C) output of
     `distances`.
 
-    >>> nearest_boundary(distances(torch.tensor([[3.0, 0.0]]), Head([[1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]])))
+    >>> nearest_boundary(
+    ...     distances(torch.tensor([[3.0, 0.0]]), Head([[1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]]))
+    ... )
     (tensor([2.1213]), tensor([2]))
     """
     nearest = torch.where(distance.isnan(), torch.inf, distance).min(dim=1)
@@ -170,7 +172,8 @@ class Folded:
                 )
             if mean.shape != (head.num_features,):
                 raise ValueError(
-                    f"mean has shape {tuple(mean.shape)}, expected ({head.num_features},) like the head"
+                    f"mean has shape {tuple(mean.shape)}, expected ({head.num_features},) like the"
+                    " head"
                 )
             # Rounded to the dtype first, so that the offsets fit the center that is subtracted.
             center = mean.cpu().to(dtype).to(torch.float64)
@@ -213,8 +216,9 @@ def fold(head: Head) -> tuple[Tensor, Tensor]:
         if not count.all():
             rows = f"{head.num_classes} rows of weights, all equal"
             raise ValueError(
-                f"the head has fewer than two distinct classes ({rows}), so it has no decision boundary; "
-                "is the model untrained? Some start with a head of zeros: load trained weights"
+                f"the head has fewer than two distinct classes ({rows}), so it has no decision"
+                " boundary; is the model untrained? Some start with a head of zeros: load trained"
+                " weights"
             )
         # Equal rows have no boundary between them, and are left out.
         inverse = np.divide(1 / count[:, None], norms, out=np.zeros_like(norms), where=is_apart)

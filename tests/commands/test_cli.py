@@ -117,9 +117,9 @@ def make_config(folder) -> str:
     np.savez(folder / "inside.npz", x=images, y=np.arange(60) % 3)
     np.savez(folder / "outside.npz", x=generator.integers(0, 255, (40, 8, 8, 3), np.uint8))
     (folder / "factory.py").write_text(
-        "import torch\n\n\ndef tiny(num_classes=3):\n    torch.manual_seed(0)\n"
-        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 6), torch.nn.ReLU(), "
-        "torch.nn.Linear(6, num_classes))\n"
+        "import torch\n\n\ndef tiny(num_classes=3):\n    torch.manual_seed(0)\n    return"
+        " torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 6), torch.nn.ReLU(),"
+        " torch.nn.Linear(6, num_classes))\n"
     )
     path = folder / "bench.toml"
     path.write_text(

@@ -5,8 +5,8 @@ Run by `tests/crashes/test_crashes.py` in a process with the library of `interpo
 
     LD_PRELOAD=interposer.so python harness.py OPERATION [--every N] [--modes kill,half,fail,full]
 
-Folders are listed in alphabetical order, or with --backwards from its end: file systems list them in
-any order, and so they are emptied in any order.
+Folders are listed in alphabetical order, or with --backwards from its end: file systems list them
+in any order, and so they are emptied in any order.
 
 Each try copies the prepared folder, forks, and runs the operation in the child. Then
 

@@ -1,5 +1,5 @@
-"""The promise of a map threshold holds for images whose pixels are alike; that of pooled pixels does
-not."""
+"""The promise of a map threshold holds for images whose pixels are alike; that of pooled pixels
+does not."""
 
 from __future__ import annotations
 

@@ -59,12 +59,9 @@ def python(code, *arguments, timeout=100, **environment):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
 def test_loading_a_guard_starts_no_thread_and_compiles_nothing(guard_file):
     code = (
-        "import time\n"
-        "before = threads()\n"
-        "fdbd.load(sys.argv[1], model)\n"
-        "for _ in range(100):  # OpenMP's threads end a moment after the one that they were started for\n"
-        "    time.sleep(0.1 * (threads() > before))\n"
-        "print(threads() - before, 'numba' in sys.modules)"
+        "import time\nbefore = threads()\nfdbd.load(sys.argv[1], model)\nfor _ in range(100):  #"
+        " OpenMP's threads end a moment after the one that they were started for\n   "
+        " time.sleep(0.1 * (threads() > before))\nprint(threads() - before, 'numba' in sys.modules)"
     )
     assert python(code, guard_file) == ["0", "False"]
 
@@ -78,18 +75,14 @@ FIT = "guard = fdbd.Guard(model).fit([images]).calibrate([torch.randn(500, 8)])\
 
 @pytest.mark.parametrize("before", [LOAD, SCORE_THEN_LOAD, FIT], ids=["loaded", "scored", "fitted"])
 def test_a_forked_child_decides_as_its_parent_does(guard_file, before):
-    code = before + (
-        "import multiprocessing\n"
-        "def answer(sender):\n"
-        "    sender.send(guard(images).scores.tolist())\n"
-        "receiver, sender = multiprocessing.Pipe(duplex=False)\n"
-        "child = multiprocessing.get_context('fork').Process(target=answer, args=(sender,), daemon=True)\n"
-        "child.start()\n"
-        "assert receiver.poll(60), 'the child hangs'\n"
-        "scores = torch.tensor(receiver.recv())\n"
-        "child.join(60)\n"
-        "torch.testing.assert_close(scores, guard(images).scores, rtol=1e-4, atol=1e-5)\n"
-        "print('agreed', torch.get_num_threads())"
+    code = (
+        before + "import multiprocessing\ndef answer(sender):\n   "
+        " sender.send(guard(images).scores.tolist())\nreceiver, sender ="
+        " multiprocessing.Pipe(duplex=False)\nchild ="
+        " multiprocessing.get_context('fork').Process(target=answer, args=(sender,),"
+        " daemon=True)\nchild.start()\nassert receiver.poll(60), 'the child hangs'\nscores ="
+        " torch.tensor(receiver.recv())\nchild.join(60)\ntorch.testing.assert_close(scores,"
+        " guard(images).scores, rtol=1e-4, atol=1e-5)\nprint('agreed', torch.get_num_threads())"
     )
     assert python(code, guard_file) == ["agreed", "2"]
 
@@ -101,18 +94,13 @@ def test_workers_of_every_start_method_score_with_a_guard_of_their_parent(
 ):
     script = tmp_path / "workers.py"
     script.write_text(
-        MODEL + "guard = None\n"
-        "def score(rows):\n"
-        "    global guard\n"
-        "    guard = guard or fdbd.load(sys.argv[1], model)\n"
-        "    return guard.score(rows).tolist()\n"
-        "if __name__ == '__main__':\n"
-        "    import multiprocessing\n"
-        "    expected = torch.tensor(score(images))\n"
-        f"    with multiprocessing.get_context('{method}').Pool(2) as pool:\n"
-        "        found = pool.map_async(score, images.split(500)).get(90)\n"
-        "    torch.testing.assert_close(torch.tensor(sum(found, [])), expected, rtol=1e-4, atol=1e-5)\n"
-        "    print('agreed')\n"
+        MODEL + "guard = None\ndef score(rows):\n    global guard\n    guard = guard or"
+        " fdbd.load(sys.argv[1], model)\n    return guard.score(rows).tolist()\nif __name__ =="
+        " '__main__':\n    import multiprocessing\n    expected = torch.tensor(score(images))\n "
+        f"   with multiprocessing.get_context('{method}').Pool(2) as pool:\n        found ="
+        " pool.map_async(score, images.split(500)).get(90)\n   "
+        " torch.testing.assert_close(torch.tensor(sum(found, [])), expected, rtol=1e-4,"
+        " atol=1e-5)\n    print('agreed')\n"
     )
     run = subprocess.run(
         [sys.executable, str(script), str(guard_file)], capture_output=True, text=True, timeout=150
@@ -122,8 +110,8 @@ def test_workers_of_every_start_method_score_with_a_guard_of_their_parent(
 
 @pytest.mark.slow
 def test_workers_of_a_data_loader_score_with_a_guard_that_was_loaded_before(guard_file):
-    code = SCORE_THEN_LOAD + (
-        "class Scored(torch.utils.data.Dataset):\n"
+    code = (
+        SCORE_THEN_LOAD + "class Scored(torch.utils.data.Dataset):\n"
         "    def __len__(self): return 8\n"
         "    def __getitem__(self, i): return guard(images).scores[i]\n"
         "loader = torch.utils.data.DataLoader(Scored(), batch_size=4, num_workers=2, timeout=60)\n"
@@ -144,7 +132,8 @@ def test_gunicorn_answers_from_workers_when_the_guard_is_loaded_before_they_are_
         "guard(images)\n"  # a service that warms up before it forks
         "def app(environ, start_response):\n"
         "    import json\n"
-        "    answer = json.dumps({'pid': os.getpid(), 'score': guard(images).scores[0].item()}).encode()\n"
+        "    answer = json.dumps({'pid': os.getpid(), 'score':"
+        " guard(images).scores[0].item()}).encode()\n"
         "    start_response('200 OK', [('Content-Length', str(len(answer)))])\n"
         "    return [answer]\n"
     )

@@ -83,7 +83,7 @@ class Careless(Detector):
 
     def passes(self, head: fdbd.Head) -> Passes:
         width = head.num_features
-        mean = yield (First(width) if self.fault == "order" else Mean(width))
+        mean = yield First(width) if self.fault == "order" else Mean(width)
         if self.fault == "passes":
             yield Mean(width)
         if self.fault == "labels":

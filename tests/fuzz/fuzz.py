@@ -6,8 +6,8 @@
 With atheris installed, inputs are chosen by the coverage that they reach; without it, by random
 changes. An input that a target does not answer within `SECONDS`, or for which it takes more than
 `MEMORY` beyond what the process had at the start, or that raises anything but a ValueError or an
-OSError of one line, is written to the folder `findings`, and the exit code is 1. A finding goes into
-`corpus/TARGET/` with its repair, and is tried by the tests from then on.
+OSError of one line, is written to the folder `findings`, and the exit code is 1. A finding goes
+into `corpus/TARGET/` with its repair, and is tried by the tests from then on.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What reads bytes from strangers, as functions of bytes: each returns, or raises a ValueError or an
-OSError of one line. Anything else is a finding, and so are seconds and gigabytes for a small input.
+"""What reads bytes from strangers, as functions of bytes: each returns, or raises a ValueError or
+an OSError of one line. Anything else is a finding, and so are seconds and gigabytes for a small
+input.
 
 Files with a checksum are fuzzed behind it: the input is the description, sealed again with a right
 checksum, as a forger would.

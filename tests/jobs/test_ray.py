@@ -44,7 +44,9 @@ QUICK_DEATH = {
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 3,
-    "grpc_client_keepalive_time_ms": 10_000,  # by default Ray takes seven minutes to miss a process that was stopped
+    "grpc_client_keepalive_time_ms": (
+        10_000
+    ),  # by default Ray takes seven minutes to miss a process that was stopped
     "grpc_client_keepalive_timeout_ms": 5_000,
 }
 

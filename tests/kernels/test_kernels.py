@@ -341,7 +341,8 @@ def test_forward_mode_derivatives_agree_with_finite_differences(always):
     def score(z):
         return kernels.folded_score(z, folded, True, logits=logits)
 
-    gc.disable()  # torch parses its own source, and CPython 3.11 fails where a collection interrupts (gh-106905)
+    # torch parses its own source, and CPython 3.11 fails where a collection interrupts (gh-106905)
+    gc.disable()
     try:
         with torch.autograd.forward_ad.dual_level():
             dual = torch.autograd.forward_ad.make_dual(features, direction)
@@ -423,8 +424,9 @@ def test_without_a_compiler_the_definitions_answer():
 
 @pytest.mark.slow
 def test_machine_code_is_kept_on_disk_for_the_next_process(tmp_path):
-    code = LARGE_BATCH + (
-        "for kernel in (dispatch._compiled().score_rows, dispatch._compiled().add_rows):\n"
+    code = (
+        LARGE_BATCH
+        + "for kernel in (dispatch._compiled().score_rows, dispatch._compiled().add_rows):\n"
         "    print(sum(kernel.compiled.stats.cache_hits.values()))"
     )
     assert run_python(code, NUMBA_CACHE_DIR=str(tmp_path)) == ["0", "0"]

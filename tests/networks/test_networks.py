@@ -122,7 +122,10 @@ def test_whitened_stem_decorrelates_patches():
 
 
 def test_importing_models_does_not_import_torchvision():
-    code = "import sys, fdbd.networks, fdbd.train; assert not {'torchvision', 'timm', 'tensorboard'} & set(sys.modules)"
+    code = (
+        "import sys, fdbd.networks, fdbd.train; assert not {'torchvision', 'timm', 'tensorboard'} &"
+        " set(sys.modules)"
+    )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120).returncode
         == 0

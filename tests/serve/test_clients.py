@@ -37,7 +37,8 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         )
         if built.returncode:
             pytest.skip(
-                f"needs {' and '.join(CLIENTS)}, which cannot be installed: {built.stderr.strip()[-200:]}"
+                f"needs {' and '.join(CLIENTS)}, which cannot be installed:"
+                f" {built.stderr.strip()[-200:]}"
             )
     return str(own)
 

@@ -79,9 +79,9 @@ def _list(as_json: bool) -> None:
             "size": entry.image_size,
             "megabytes": entry.megabytes,
             # A pattern such as cifar10-c:CORRUPTION:SEVERITY stands for sets that are generated.
-            "here": None
-            if ":" in entry.name
-            else status(entry.name, next(iter(entry.counts), "test")),
+            "here": (
+                None if ":" in entry.name else status(entry.name, next(iter(entry.counts), "test"))
+            ),
             "licence": entry.licence,
             "home": entry.home,
             "how": entry.how,
@@ -138,7 +138,8 @@ def cache(
         for entry in entries
     ]
     lines = [
-        f"{store.root}: {len(entries)} sets of features, {sum(e.num_bytes for e in entries) / 1e6:.1f} MB"
+        f"{store.root}: {len(entries)} sets of features,"
+        f" {sum(e.num_bytes for e in entries) / 1e6:.1f} MB"
     ]
     for entry in entries:  # a key is given to clear as it stands, so it has a line of its own
         rows = f"{entry.rows_done:,}" + ("" if entry.is_complete else f" of {entry.rows:,}")

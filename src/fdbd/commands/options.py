@@ -43,7 +43,10 @@ def arg(default: Any, text: str, show_default: bool = False, **names: Any) -> An
 GUARD = arg(..., "A guard's file, as fdbd fit writes it.")
 MODEL = opt(None, "The model, if the guard's file does not name it or names code.")
 CHECKPOINT = opt(None, "Where the model's weights are now.")
-_TRUST = "Run code that a file holds or names: a .pt2 file, or package.module:function in a guard or a config."
+_TRUST = (
+    "Run code that a file holds or names: a .pt2 file, or package.module:function in a guard or a"
+    " config."
+)
 TRUST_MODEL = opt(False, _TRUST, "--trust-model")
 DEVICE = opt("auto", "Where the model runs: auto (a GPU if there is one), cpu, cuda:1, …")
 _AUTOCAST = "Run the network in bfloat16 if it can: faster on most GPUs, slightly rounded."

@@ -44,8 +44,8 @@ class Preprocess:
         draft: decode JPEG files that are much larger than needed at a half, quarter or eighth of
             their size, while at least twice the needed one is left: several times as fast for
             photographs of a camera. Pixels then differ by about one grey level on average from
-            those of the whole picture, so a guard scores with the setting that it was fitted and calibrated with
-            (its file keeps it), and the default is off.
+            those of the whole picture, so a guard scores with the setting that it was fitted and
+            calibrated with (its file keeps it), and the default is off.
 
     >>> preprocess = Preprocess.preset("imagenet")
     >>> preprocess(np.zeros((1, 300, 400, 3), dtype=np.uint8)).shape
@@ -79,7 +79,8 @@ class Preprocess:
             )
         if not all(map(math.isfinite, (*self.mean, *self.std, self.scale))):
             raise ValueError(
-                f"mean is {self.mean}, std {self.std} and scale {self.scale}, expected finite numbers"
+                f"mean is {self.mean}, std {self.std} and scale {self.scale}, expected finite"
+                " numbers"
             )
         if min(self.std) <= 0 or self.scale <= 0:
             raise ValueError(

@@ -48,7 +48,11 @@ class FeatureSet:
     features: Tensor  #: (N, P), any floating dtype; batches come out in float32 (or float64)
     labels: Tensor | None = None  #: (N,) class indices, where there are any
     logits: Tensor | None = None  #: (N, C); None: computed from the head
-    samples: str = ""  #: a key of the samples themselves (the images, say), the same under every model; "": not known
+    samples: str = (
+        """A key of the samples themselves (the images, say), the same under every model; "": not
+    known."""
+        ""
+    )
     layers: Mapping[str, Tensor] | None = None  #: pooled earlier layers by name, (N, P_layer) each
     images: Images | None = (
         None  #: the samples as images, in the same order, where they are at hand
@@ -189,7 +193,8 @@ class NpzFeatures(FeatureRows):
             if len(array) != len(self) or len(array.shape) != ndim:
                 shapes = ", ".join(f"{each} {found.shape}" for each, found in arrays.items())
                 raise ValueError(
-                    f"{self.source} has {shapes}; expected features (N, P), logits (N, C) and y (N,)"
+                    f"{self.source} has {shapes}; expected features (N, P), logits (N, C) and y"
+                    " (N,)"
                 )
             if name == self._label:
                 self._check_label(array.dtype, is_number)

@@ -133,7 +133,9 @@ class Images:
     (5, (32, 32, 3), array([1, 0]))
     """
 
-    images: Any  #: uint8 array (N, H, W, 3), perhaps memory-mapped or read in slices from a file, or `ImageFiles`
+    images: Any
+    """Uint8 array (N, H, W, 3), perhaps memory-mapped or read in slices from a file, or
+    `ImageFiles`."""
     labels: NDArray[np.int64] | None = (
         None  #: class indices (N,), from any sequence of integers; or None
     )
@@ -153,7 +155,8 @@ class Images:
             images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8
         ):
             raise ValueError(
-                f"{self.name} holds {images.dtype} {images.shape}, expected uint8 (N, height, width, 3)"
+                f"{self.name} holds {images.dtype} {images.shape}, expected uint8 (N, height,"
+                " width, 3)"
             )
         if self.labels is not None:
             found = np.asarray(self.labels)

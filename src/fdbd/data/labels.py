@@ -125,8 +125,14 @@ class Agreement:
         def name(index: int) -> str:
             return f"{index} ({class_names[index]})" if index < len(class_names) else str(index)
 
-        found = f"accuracy on {source} is {100 * accuracy:.2f} % of {self.count:,} labels, no better than guessing"
-        why = "are these the model's classes, in its order, and are images prepared as in its training?"
+        found = (
+            f"accuracy on {source} is {100 * accuracy:.2f} % of {self.count:,} labels, no better"
+            " than guessing"
+        )
+        why = (
+            "are these the model's classes, in its order, and are images prepared as in its"
+            " training?"
+        )
         first = "; ".join(
             f"label {name(label)}, predicted {name(guess)}" for label, guess in self.mismatches
         )

@@ -17,7 +17,11 @@ class InputRange(NamedTuple):
     """The least and the largest number in the inputs of a fit.
 
     >>> seen = InputRange.from_inputs(torch.tensor([[-2.0, 2.5]]))
-    >>> seen, seen.is_missed_by(torch.rand(1, 3, 4, 4)), seen.is_missed_by(255 * torch.rand(1, 3, 4, 4))
+    >>> (
+    ...     seen,
+    ...     seen.is_missed_by(torch.rand(1, 3, 4, 4)),
+    ...     seen.is_missed_by(255 * torch.rand(1, 3, 4, 4)),
+    ... )
     (InputRange(low=-2.0, high=2.5), False, True)
     """
 

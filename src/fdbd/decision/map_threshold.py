@@ -1,8 +1,8 @@
 """From maps of scores to decisions: a threshold whose promise holds per image.
 
 Images are exchangeable, their pixels are not: neighbours resemble each other, and one odd image has
-many odd pixels at once. A threshold set from pooled pixels therefore promises nothing about the next
-image. Two promises can be kept from n calibration images:
+many odd pixels at once. A threshold set from pooled pixels therefore promises nothing about the
+next image. Two promises can be kept from n calibration images:
 
 - on average over ID images, at most a share α of an image's pixels is flagged (conformal risk
   control: Angelopoulos, Bates, Fisch, Lei & Schuster, "Conformal Risk Control", ICLR 2024);
@@ -119,7 +119,10 @@ class MapThreshold(nn.Module):
     >>> shares.add(torch.randn(200, 64, generator=torch.Generator().manual_seed(0)))
     >>> threshold = MapThreshold.from_shares(shares, alpha=0.1)
     >>> maps = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(1))
-    >>> threshold.is_ood(maps).shape, threshold.image_threshold.is_ood(image_scores(maps.flatten(1)))
+    >>> (
+    ...     threshold.is_ood(maps).shape,
+    ...     threshold.image_threshold.is_ood(image_scores(maps.flatten(1))),
+    ... )
     (torch.Size([2, 8, 8]), tensor([False, False]))
     """
 

@@ -64,7 +64,9 @@ class Threshold(nn.Module):
     """
 
     calibration: Tensor  #: (n,) class after class, ascending within each
-    offsets: Tensor  #: (C + 1,) where the scores of each class start and end; (2,) when there is one threshold for all
+    offsets: Tensor
+    """(C + 1,) where the scores of each class start and end; (2,) when there is one threshold for
+    all."""
     value: Tensor
     runs: Tensor  #: the calibration scores, then all of them sorted together if a class has none
     starts: Tensor  #: (C,) where each class's scores start in `runs`
@@ -135,7 +137,10 @@ class Threshold(nn.Module):
         least 1/alpha − 1 calibration samples (of each class). Vovk, Gammerman & Shafer,
         "Algorithmic Learning in a Random World", 2005.
 
-        >>> scores, threshold = torch.tensor([0.5, 1.0]), Threshold.conformal(torch.arange(1.0, 20.0), alpha=0.05)
+        >>> scores, threshold = (
+        ...     torch.tensor([0.5, 1.0]),
+        ...     Threshold.conformal(torch.arange(1.0, 20.0), alpha=0.05),
+        ... )
         >>> threshold.p_values(scores), threshold.is_ood(scores)
         (tensor([0.0500, 0.1000]), tensor([ True, False]))
         """
@@ -245,7 +250,10 @@ class Threshold(nn.Module):
         For continuous scores the share below the j-th smallest of n scores follows Beta(j, n + 1 −
         j). Per class, the result is that of the class with the fewest samples.
 
-        >>> [round(share, 3) for share in Threshold.quantile(torch.arange(12.0), tpr=0.95).acceptance()]
+        >>> [
+        ...     round(share, 3)
+        ...     for share in Threshold.quantile(torch.arange(12.0), tpr=0.95).acceptance()
+        ... ]
         [0.923, 0.735, 0.998]
         """
         from scipy.special import betaincinv
@@ -454,7 +462,8 @@ def check_target(tpr: float | None, alpha: float | None) -> None:
     """ValueError if both are given."""
     if tpr is not None and alpha is not None:
         raise ValueError(
-            "give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both"
+            "give tpr (share of in-distribution samples to accept) or alpha (false alarms), not"
+            " both"
         )
 
 

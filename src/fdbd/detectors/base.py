@@ -62,9 +62,12 @@ class Detector(Configured):
     >>> import fdbd
     >>> class Largest(fdbd.Detector):
     ...     needs = Needs(passes=0)
+    ...
     ...     def formula(self, batch):
     ...         return batch.features.amax(dim=1)
-    >>> Largest().fit(fdbd.Batch(torch.eye(2)), fdbd.Head(torch.eye(2))).score(fdbd.Batch(torch.tensor([[1.0, 5.0]])))
+    >>> Largest().fit(fdbd.Batch(torch.eye(2)), fdbd.Head(torch.eye(2))).score(
+    ...     fdbd.Batch(torch.tensor([[1.0, 5.0]]))
+    ... )
     tensor([5.])
     """
 

@@ -67,7 +67,8 @@ class CSI(Banked):
         expected = (self.bank.shape[0], *batch.features.shape)
         if views.shape != expected:
             raise ValueError(
-                f"views have shape {tuple(views.shape)}, expected {expected}, as many as in training"
+                f"views have shape {tuple(views.shape)}, expected {expected}, as many as in"
+                " training"
             )
         nearest = []
         for view, bank in zip(views.to(self.bank), self.bank):

@@ -36,11 +36,11 @@ class Ensemble(Detector):
     s}) / (n + 1), interpolated between calibration scores. The score is their combination, in (0,
     1]:
 
-    - "harmonic": M / Σ 1/pᵢ (Wilson, 2019), low as soon as one member is sure, and robust to dependence: members see
-      the same features, so their p-values are anything but independent;
+    - "harmonic": M / Σ 1/pᵢ (Wilson, 2019), low as soon as one member is sure, and robust to
+      dependence: members see the same features, so their p-values are anything but independent;
     - "fisher": the geometric mean (Fisher, 1932), which gives all members the same weight;
-    - "cauchy": ½ − arctan(mean tan((½ − pᵢ)π)) / π (Liu & Xie, 2020), robust to dependence too, but a member that is
-      sure of the opposite can outvote one that is sure.
+    - "cauchy": ½ − arctan(mean tan((½ − pᵢ)π)) / π (Liu & Xie, 2020), robust to dependence too, but
+      a member that is sure of the opposite can outvote one that is sure.
 
     With `weights` each mean above is a weighted mean, so that "fisher" is exp(Σ wᵢ log pᵢ) for
     weights that sum to 1.
@@ -55,7 +55,10 @@ class Ensemble(Detector):
         combine: how p-values are combined.
         weights: a positive number for each detector; only their ratios matter. None: all the same.
 
-    >>> z, head = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), Head(torch.eye(4), torch.zeros(4))
+    >>> z, head = (
+    ...     torch.randn(200, 4, generator=torch.Generator().manual_seed(0)),
+    ...     Head(torch.eye(4), torch.zeros(4)),
+    ... )
     >>> ensemble = Ensemble(["fdbd", "energy"]).fit(Batch(z[:100]), head).calibrate(Batch(z[100:]))
     >>> ensemble.score(Batch(z[:3])).shape
     torch.Size([3])
@@ -76,7 +79,8 @@ class Ensemble(Detector):
         super().__init__()
         if isinstance(detectors, str) or not isinstance(detectors, Sequence) or len(detectors) < 2:
             raise ValueError(
-                "an ensemble needs a list of at least two detectors or names, such as ['fdbd', 'knn']"
+                "an ensemble needs a list of at least two detectors or names, such as ['fdbd',"
+                " 'knn']"
             )
         expect("the number of detectors", len(detectors), len(detectors) <= 100, "at most 100")
         members = [as_detector(detector) for detector in detectors]

@@ -19,7 +19,8 @@ class Entropy(Detector):
 
     name = "entropy"
     paper = Paper(
-        "Entropy Maximization and Meta Classification for Out-of-Distribution Detection in Semantic Segmentation",
+        "Entropy Maximization and Meta Classification for Out-of-Distribution Detection in Semantic"
+        " Segmentation",
         "Chan et al.",
         "ICCV",
         2021,

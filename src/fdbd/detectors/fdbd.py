@@ -94,7 +94,9 @@ class Deviation(Detector):
     ResNets, so the distance is not negated, but further away in ResNet-50 and EfficientNet on
     ImageNet, where this score ranks them the wrong way round.
 
-    >>> detector = Deviation().fit(Batch(torch.tensor([[0.0, 0.0], [2.0, 0.0]])), Head(torch.eye(2)))
+    >>> detector = Deviation().fit(
+    ...     Batch(torch.tensor([[0.0, 0.0], [2.0, 0.0]])), Head(torch.eye(2))
+    ... )
     >>> detector.score(Batch(torch.tensor([[1.0, 0.0], [4.0, 4.0]])))
     tensor([0., 5.])
     """

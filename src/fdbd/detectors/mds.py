@@ -91,7 +91,8 @@ class MDS(SharedCovariance):
 
     name = "mds"
     paper = Paper(
-        "A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial Attacks",
+        "A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial"
+        " Attacks",
         "Lee et al.",
         "NeurIPS",
         2018,
@@ -235,9 +236,14 @@ class MDSPlusPlus(SharedCovariance):
     Args:
         beta: β from 0 (`MDS`) to 1, the published MDS++.
 
-    >>> features, labels = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3), torch.arange(3).repeat(20)
+    >>> features, labels = (
+    ...     4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3),
+    ...     torch.arange(3).repeat(20),
+    ... )
     >>> detector = MDSPlusPlus().fit(Batch(features, None, labels), Head(torch.eye(3)))
-    >>> detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))).argmax()  # the first is known
+    >>> detector.score(
+    ...     Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
+    ... ).argmax()  # the first is known
     tensor(0)
     """
 

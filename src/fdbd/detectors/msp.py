@@ -21,7 +21,8 @@ class MSP(Detector):
 
     name = "msp"
     paper = Paper(
-        "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural Networks",
+        "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural"
+        " Networks",
         "Hendrycks and Gimpel",
         "ICLR",
         2017,

@@ -66,7 +66,9 @@ class MultiLabelFDBD(Detector):
 
     >>> import fdbd
     >>> data = Batch(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
-    >>> detector = fdbd.create("multilabel-fdbd").fit(data, Head(torch.tensor([[2.0, 0.0], [0.0, 3.0]])))
+    >>> detector = fdbd.create("multilabel-fdbd").fit(
+    ...     data, Head(torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
+    ... )
     >>> detector.score(Batch(torch.tensor([[3.0, 4.0]])))
     tensor([0.7000])
     """

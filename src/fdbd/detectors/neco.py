@@ -40,7 +40,9 @@ class NECO(Detector):
 
     >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
     >>> detector = NECO().fit(Batch(features), Head(torch.eye(3)))
-    >>> detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))).argmax()  # the first is known
+    >>> detector.score(
+    ...     Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
+    ... ).argmax()  # the first is known
     tensor(0)
     """
 
@@ -69,7 +71,8 @@ class NECO(Detector):
         dimension = self.dimension or max(1, min(100, head.num_classes, width - 1))
         if dimension > width:
             raise ValueError(
-                f"dimension is {dimension}, but features have only {width}: expected at most {width}"
+                f"dimension is {dimension}, but features have only {width}: expected at most"
+                f" {width}"
             )
         moments = yield Moments(width)
         warn_of_few_for_covariance(self.label, moments.count, width)

@@ -27,7 +27,9 @@ class ODIN(MSP):
             None: images are in pixel units.
 
     >>> import fdbd
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+    ... )
     >>> guard = fdbd.Guard(model, fdbd.ODIN(epsilon=0.01)).fit([torch.rand(32, 3, 2, 2)])
     >>> guard.score(torch.rand(5, 3, 2, 2)).shape
     torch.Size([5])

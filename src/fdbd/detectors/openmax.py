@@ -44,9 +44,14 @@ class OpenMax(Detector):
         tail: number of largest distances to which each Weibull law is fitted.
         alpha: number of largest logits that are revised; all where there are fewer.
 
-    >>> features, labels = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3), torch.arange(3).repeat(20)
+    >>> features, labels = (
+    ...     4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3),
+    ...     torch.arange(3).repeat(20),
+    ... )
     >>> detector = OpenMax().fit(Batch(features, None, labels), Head(torch.eye(3)))
-    >>> detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))).argmax()  # the first is known
+    >>> detector.score(
+    ...     Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
+    ... ).argmax()  # the first is known
     tensor(0)
     """
 

@@ -41,7 +41,9 @@ class OptFS(Detector):
     >>> import fdbd
     >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
     >>> detector = fdbd.create("optfs").fit(Batch(features), Head(torch.eye(3)))
-    >>> detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))).argmax()  # the first is known
+    >>> detector.score(
+    ...     Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
+    ... ).argmax()  # the first is known
     tensor(0)
     """
 

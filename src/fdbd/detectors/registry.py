@@ -32,7 +32,11 @@ def list_detectors(pattern: str | None = None, *, shapings: bool = True) -> list
         shapings: with those of shapings, each of which `create` puts before Energy as its paper
             does; False leaves them out.
 
-    >>> "fdbd" in list_detectors(), "react" in list_detectors(), "react" in list_detectors(shapings=False)
+    >>> (
+    ...     "fdbd" in list_detectors(),
+    ...     "react" in list_detectors(),
+    ...     "react" in list_detectors(shapings=False),
+    ... )
     (True, True, False)
     """
     names = list_shapings() if shapings else []

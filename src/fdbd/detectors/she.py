@@ -35,7 +35,8 @@ class SHE(Detector):
 
     name = "she"
     paper = Paper(
-        "Out-of-Distribution Detection based on In-Distribution Data Patterns Memorization with Modern Hopfield Energy",
+        "Out-of-Distribution Detection based on In-Distribution Data Patterns Memorization with"
+        " Modern Hopfield Energy",
         "Zhang et al.",
         "ICLR",
         2023,
@@ -55,8 +56,8 @@ class SHE(Detector):
         counts, means = sums.counts[:-1], sums.means()[:-1]
         if not counts.any():
             raise ValueError(
-                "no training sample is predicted as its label, so SHE has no pattern to store: check that labels and "
-                "head count the classes in the same order"
+                "no training sample is predicted as its label, so SHE has no pattern to store:"
+                " check that labels and head count the classes in the same order"
             )
         patterns = torch.where(counts[:, None] > 0, means, 0)
         zeros = patterns.new_zeros

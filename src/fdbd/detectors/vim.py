@@ -130,7 +130,9 @@ class ViM(Residual):
 
     >>> features = torch.randn(200, 8) * torch.tensor([1.0, 1, 1, 1, 0.1, 0.1, 0.1, 0.1])
     >>> detector = ViM(dim=4).fit(Batch(features), Head(torch.eye(8)[:4]))
-    >>> bool(detector.score(Batch(features)).mean() > detector.score(Batch(features.flip(1))).mean())
+    >>> bool(
+    ...     detector.score(Batch(features)).mean() > detector.score(Batch(features.flip(1))).mean()
+    ... )
     True
     """
 

@@ -23,8 +23,8 @@ class WeiPer(Detector):
     come from a fixed seed, so that a fit gives the same detector every time.
 
     O(copies·C·P) per sample and as many numbers kept, which is large for many classes: with 100
-    copies, 0.8 GB for 1,000 classes and 2,048 features. Defaults are those of the authors' function;
-    they tune all of them for each network on validation data with outliers.
+    copies, 0.8 GB for 1,000 classes and 2,048 features. Defaults are those of the authors'
+    function; they tune all of them for each network on validation data with outliers.
 
     Args:
         copies: number of perturbed copies of the head (r).

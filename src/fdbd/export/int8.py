@@ -39,7 +39,9 @@ _PRODUCTS = ["Conv", "Gemm", "MatMul"]
 class Shift(NamedTuple):
     """What 8 bits did, on the calibration samples that set the threshold.
 
-    >>> Shift(samples=400, accepted=0.9, accepted_before=0.86, accepted_after=0.9, disagree=0.01).disagree
+    >>> Shift(
+    ...     samples=400, accepted=0.9, accepted_before=0.86, accepted_after=0.9, disagree=0.01
+    ... ).disagree
     0.01
     """
 
@@ -53,9 +55,9 @@ class Shift(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"in 8 bits: of {self.samples} calibration samples it accepts {self.accepted_after:.1%} "
-            f"({self.accepted_before:.1%} before it was calibrated again, the guard {self.accepted:.1%}); label or "
-            f"decision differ on {self.disagree:.1%}"
+            f"in 8 bits: of {self.samples} calibration samples it accepts {self.accepted_after:.1%}"
+            f" ({self.accepted_before:.1%} before it was calibrated again, the guard"
+            f" {self.accepted:.1%}); label or decision differ on {self.disagree:.1%}"
         )
 
 

@@ -23,7 +23,8 @@ class Sketch:
 
     >>> first, second = Sketch(), Sketch()
     >>> data = torch.randn(100, 8)
-    >>> first.add(data); second.add(data[:50])
+    >>> first.add(data)
+    ... second.add(data[:50])
     >>> second.overlap(first)
     1.0
     """
@@ -48,8 +49,8 @@ class Sketch:
         self.add_hashes(other.hashes)
 
     def overlap(self, other: Sketch) -> float:
-        """Share of these samples that `other` has seen too, estimated from the range in which both sketches
-        are complete."""
+        """Share of these samples that `other` has seen too, estimated from the range in which both
+        sketches are complete."""
         if not len(self.hashes) or not len(other.hashes):
             return 0.0
         limit = int(other.hashes.max()) if len(other.hashes) >= _KEPT else 2**62

@@ -13,7 +13,8 @@ class FewSamplesWarning(UserWarning):
     ...     warnings.simplefilter("always")
     ...     _ = fdbd.create("vim").fit(fdbd.Batch(torch.rand(5, 8)), fdbd.Head(torch.rand(3, 8)))
     >>> print(caught[0].message)
-    vim was fitted on 5 samples; the covariance of 8 features takes at least 9. Its scores may mean little: give more training data, or choose a detector that estimates less, such as fdbd
+    vim was fitted on 5 samples; the covariance of 8 features takes at least 9. Its scores may mean
+    little: give more training data, or choose a detector that estimates less, such as fdbd
     """
 
 

@@ -64,7 +64,9 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
     >>> from sklearn.datasets import load_digits
     >>> X, y = load_digits(return_X_y=True)
     >>> model = OODDetector(LogisticRegression(max_iter=5000), tpr=0.95).fit(X[y < 8], y[y < 8])
-    >>> bool(model.predict(X[y < 8]).mean() > model.predict(X[y >= 8]).mean())  # +1 familiar, −1 not
+    >>> bool(
+    ...     model.predict(X[y < 8]).mean() > model.predict(X[y >= 8]).mean()
+    ... )  # +1 familiar, −1 not
     True
     >>> model.predict_class(X[:3])
     array([0, 1, 2])
@@ -88,7 +90,8 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         (N,)."""
         if not 0 <= self.calibration < 1:
             raise ValueError(
-                f"calibration is {self.calibration}, expected the share to hold out, from 0 to below 1"
+                f"calibration is {self.calibration}, expected the share to hold out, from 0 to"
+                " below 1"
             )
         if not isinstance(self.classifier, Pipeline):
             X, y = validate_data(self, X, y, **_TABLE, ensure_min_samples=2)
@@ -170,7 +173,10 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         place = (rank + random.uniform(size=len(labels))) / np.repeat(counts, counts)
         spare = np.flatnonzero(rank > 0)
         if not len(spare):
-            why = f"each of the {len(labels)} samples has a class of its own, none can be held out for the threshold"
+            why = (
+                f"each of the {len(labels)} samples has a class of its own, none can be held out"
+                " for the threshold"
+            )
             raise ValueError(f"{why}: give more samples, or calibration=0")
         wanted = max(1, round(self.calibration * len(labels)))
         held = order[spare[np.argsort(-place[spare])[:wanted]]]
@@ -191,7 +197,8 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         )
         if not hasattr(last, "coef_") or not hasattr(last, "intercept_"):
             raise TypeError(
-                f"{kind} has no coef_ and intercept_, expected a linear classifier such as {expected}"
+                f"{kind} has no coef_ and intercept_, expected a linear classifier such as"
+                f" {expected}"
             )
         weight = last.coef_.toarray() if sparse.issparse(last.coef_) else np.atleast_2d(last.coef_)
         head = Head(

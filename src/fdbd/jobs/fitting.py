@@ -85,7 +85,8 @@ def fit_files(
     guard = _new_guard(source, head, detector, autocast)
     if guard.auto is not None and engine.name != "local":
         raise ValueError(
-            '"auto" chooses its detectors in one process: leave --engine out; the guard is scored by any engine'
+            '"auto" chooses its detectors in one process: leave --engine out; the guard is scored'
+            " by any engine"
         )
     rows = open_rows(data, split, text, label)
     preparation = preparation_for(source, rows, data)

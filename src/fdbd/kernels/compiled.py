@@ -43,9 +43,16 @@ class Kernel:
 
 @Kernel
 def score_rows(
-    features: Any, predicted: Any, normals: Any, offsets: Any, center: Any, floor: Any, divide: bool, overflow: Any,
+    features: Any,
+    predicted: Any,
+    normals: Any,
+    offsets: Any,
+    center: Any,
+    floor: Any,
+    divide: bool,
+    overflow: Any,
     out: Any,
-) -> None:  # fmt: skip
+) -> None:
     """`dispatch.plain_score` of (N, P) features, written to `out` (N,)."""
     zero = features.dtype.type(0)
     for i in range(features.shape[0]):

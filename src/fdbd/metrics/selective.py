@@ -110,7 +110,7 @@ def aurc(
     (Geifman et al., 2019); smaller is better.
 
     >>> found = aurc([4.0, 3.0, 2.0, 1.0], [True, True, False, True])
-    >>> round(float(found), 4)      # the mean of 0, 0, 1/3 and 1/4
+    >>> round(float(found), 4)  # the mean of 0, 0, 1/3 and 1/4
     0.1458
     """
     decisions = Decisions.from_scores(id_scores, correct, ood_scores)
@@ -133,7 +133,7 @@ def augrc(
     wherever the ones above it stand.
 
     >>> found = augrc([4.0, 3.0, 2.0, 1.0], [True, True, False, True])
-    >>> round(float(found), 5)      # AUROC_f = 2/3, a = 3/4
+    >>> round(float(found), 5)  # AUROC_f = 2/3, a = 3/4
     0.09375
     """
     decisions = Decisions.from_scores(id_scores, correct, ood_scores)

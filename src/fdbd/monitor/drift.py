@@ -15,7 +15,9 @@ _BETS = ((0.1, 0.15), (0.3, 0.3), (1.0, 0.7), (1.0, 0.85))
 """(ε, κ) of the bets 1 − ε + ε·κ·p^(κ−1): that few scores, many, all, or all but slightly have
 moved to the low end of their range, and, mirrored, to its high end. Each pays 1 on average where p
 is uniform."""
-_EDGE = 1e-12  # p-values are kept this far from 0 and 1: a bet's payout then stays finite, and can only get smaller
+# p-values are kept this far from 0 and 1: a bet's payout then stays finite, and can only get
+# smaller
+_EDGE = 1e-12
 _HUGE = 1e200
 MAX_HORIZON = 1_000_000_000
 """The longest horizon, a number that no service reaches: bounds what a forged state can ask for."""

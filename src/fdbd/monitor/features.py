@@ -47,9 +47,10 @@ class FeatureDrift:
         p = (1 + #{permutations with a distance at least as large}) / (1 + #permutations)
 
     P(p ≤ a) ≤ a for every a and every sample size, if reference and window are exchangeable
-    (Phipson & Smyth, 2010; Besag & Clifford, 1991, for a test that ends early). An alarm is p ≤ delta / (windows · spaces): by the union bound, which
-    needs no independence of windows that share a reference, a horizon of `windows` windows has a
-    false alarm with probability at most `delta`. Then the next horizon begins.
+    (Phipson & Smyth, 2010; Besag & Clifford, 1991, for a test that ends early). An alarm is p ≤
+    delta / (windows · spaces): by the union bound, which needs no independence of windows that
+    share a reference, a horizon of `windows` windows has a false alarm with probability at most
+    `delta`. Then the next horizon begins.
 
     Samples in bursts, such as frames of a video, are not exchangeable: give one of each.
 
@@ -143,7 +144,8 @@ class FeatureDrift:
                 self._waiting[name] = []
 
     def _check_rows(self, spaces: Mapping[str, Tensor]) -> Tensor:
-        """(N,) whether all numbers of a sample are finite; ValueError for shapes that do not fit."""
+        """(N,) whether all numbers of a sample are finite; ValueError for shapes that do not
+        fit."""
         is_finite: Tensor | None = None
         for name, values in spaces.items():
             width = self._reference[name].shape[1]

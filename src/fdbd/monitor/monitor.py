@@ -45,7 +45,9 @@ class Monitor(StreamMonitor):
         on_alarm: called once with the snapshot when the alarm goes off, such as a function that
             pages someone.
 
-    >>> guard = Guard(torch.nn.Linear(4, 3)).fit([torch.randn(500, 4)]).calibrate([torch.randn(500, 4)])
+    >>> guard = (
+    ...     Guard(torch.nn.Linear(4, 3)).fit([torch.randn(500, 4)]).calibrate([torch.randn(500, 4)])
+    ... )
     >>> monitor = Monitor(guard)
     >>> decision = monitor(torch.randn(8, 4))  # the guard's decision
     >>> monitor.snapshot()["samples"], monitor.alarm
@@ -97,7 +99,8 @@ class Monitor(StreamMonitor):
         if is_ood is None:
             if self.threshold.per_class:
                 raise ValueError(
-                    "a threshold by predicted class cannot judge scores alone: give a Decision, or is_ood"
+                    "a threshold by predicted class cannot judge scores alone: give a Decision, or"
+                    " is_ood"
                 )
             scores = scores if scores.is_floating_point() else scores.double()
             is_ood = self.threshold.is_ood(scores.to(self.threshold.value.device))
@@ -146,7 +149,8 @@ class Monitor(StreamMonitor):
         description, tensors = artifact.read(path)
         if description.get("kind") != "monitor":
             raise ArtifactError(
-                f"{os.fspath(path)!r} does not hold a monitor; expected a file that Monitor.save wrote"
+                f"{os.fspath(path)!r} does not hold a monitor; expected a file that Monitor.save"
+                " wrote"
             )
         monitor = cls(guard, on_alarm=on_alarm)
         try:

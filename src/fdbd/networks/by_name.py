@@ -92,9 +92,9 @@ def model_by_name(
             `fdbd.networks.public.NETWORKS`; ``timm:NAME`` or ``torchvision:NAME``, or such a name
             alone, with its published weights (torchvision's ``NAME.WEIGHTS`` chooses among
             several); ``hf:FOLDER_OR_NAME``, a sequence classifier of Hugging Face's transformers
-            with its tokenizer; one of `fdbd.networks.list_models()`; ``package.module:factory``, also from
-            the current folder, whose factory may bring its own weights; or a ``.pt2`` file of
-            `torch.export`.
+            with its tokenizer; one of `fdbd.networks.list_models()`; ``package.module:factory``,
+            also from the current folder, whose factory may bring its own weights; or a ``.pt2``
+            file of `torch.export`.
         checkpoint: weights, as `fdbd.networks.load_checkpoint` reads them, as the path stands or
             below ``FDBD_DATA``.
         num_classes: C; None: as the checkpoint or the published weights have it.

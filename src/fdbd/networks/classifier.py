@@ -45,26 +45,29 @@ class Classifier(nn.Module):
     head and its output (N, C). The model itself is not changed: it keeps its outputs, its weights
     and its training mode.
 
-    - The head is found by timm's ``get_classifier()``, by the usual names (``classifier``, ``fc``, ``head``, …) or as
-      the last linear layer. The first eager call checks that the model's output is the head's, and
-      raises otherwise. With an explicit `head` the model may go on after it (softmax, say): logits
-      are then the head's output.
-    - Averaged heads (distilled DeiT, CrossViT) are one linear head on their inputs side by side. A head on every token
-      of which the model keeps one (GPT-2 and others) yields the features of that token.
-    - A head that is a 1×1 convolution over a map (torchvision's DeepLabV3, FCN and LR-ASPP, Hugging Face's SegFormer
-      and UperNet) gives one row per position: features (N·H·W, P), logits (N·H·W, C), and
-      ``Batch.grid``, which turns rows into maps at the head's resolution and back. Labels are then
-      maps (N, h, w) of any resolution and come out as one per row.
-    - A head of scaled cosines (ArcFace, `fdbd.networks.CosineHead` with class prompts) is linear in normalised
-      features, so these are the features, and `head` holds the scale. It is recognised by what it
-      computes.
-    - Calls run in eval mode: a model in training mode is switched for the call and restored, submodule by submodule,
-      once no call is under way. Only ``model.training`` is asked, so dropout that is switched on
-      below an eval model stays on. A model in training mode can be neither compiled nor exported.
-    - Gradients and autocast follow the caller: wrap the call in ``torch.inference_mode()`` when none are needed.
-    - Calls from several threads do not see each other's features. ``torch.compile``, ``torch.export``, ``deepcopy`` and
-      ``pickle`` work; compile the Classifier instead of the model (a compiled model is unwrapped).
-      A model with graph breaks runs uncompiled.
+    - The head is found by timm's ``get_classifier()``, by the usual names (``classifier``, ``fc``,
+      ``head``, …) or as the last linear layer. The first eager call checks that the model's output
+      is the head's, and raises otherwise. With an explicit `head` the model may go on after it
+      (softmax, say): logits are then the head's output.
+    - Averaged heads (distilled DeiT, CrossViT) are one linear head on their inputs side by side. A
+      head on every token of which the model keeps one (GPT-2 and others) yields the features of
+      that token.
+    - A head that is a 1×1 convolution over a map (torchvision's DeepLabV3, FCN and LR-ASPP, Hugging
+      Face's SegFormer and UperNet) gives one row per position: features (N·H·W, P), logits (N·H·W,
+      C), and ``Batch.grid``, which turns rows into maps at the head's resolution and back. Labels
+      are then maps (N, h, w) of any resolution and come out as one per row.
+    - A head of scaled cosines (ArcFace, `fdbd.networks.CosineHead` with class prompts) is linear in
+      normalised features, so these are the features, and `head` holds the scale. It is recognised
+      by what it computes.
+    - Calls run in eval mode: a model in training mode is switched for the call and restored,
+      submodule by submodule, once no call is under way. Only ``model.training`` is asked, so
+      dropout that is switched on below an eval model stays on. A model in training mode can be
+      neither compiled nor exported.
+    - Gradients and autocast follow the caller: wrap the call in ``torch.inference_mode()`` when
+      none are needed.
+    - Calls from several threads do not see each other's features. ``torch.compile``,
+      ``torch.export``, ``deepcopy`` and ``pickle`` work; compile the Classifier instead of the
+      model (a compiled model is unwrapped). A model with graph breaks runs uncompiled.
 
     Args:
         model: any ``nn.Module`` that ends in a linear layer or in a 1×1 convolution after global
@@ -289,7 +292,8 @@ class Classifier(nn.Module):
         if not isinstance(output, Tensor) or output.ndim < 2:
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise ValueError(
-                f"layer {name!r} gives {shape}, expected a tensor of (N, C), (N, T, C) or (N, C, H, W)"
+                f"layer {name!r} gives {shape}, expected a tensor of (N, C), (N, T, C) or (N, C,"
+                " H, W)"
             )
         if output.ndim == 3 or name in self._channels_last:
             return output.flatten(1, -2).mean(1)
@@ -506,7 +510,9 @@ def rows_finite(inputs: Any) -> Tensor | None:
     A mask, by its name, may hold −inf. Tensors whose first size is not that of the first tensor
     belong to no sample.
 
-    >>> rows_finite({"image": torch.tensor([[1.0, 2.0], [3.0, torch.inf]]), "ids": torch.tensor([1, 2])})
+    >>> rows_finite(
+    ...     {"image": torch.tensor([[1.0, 2.0], [3.0, torch.inf]]), "ids": torch.tensor([1, 2])}
+    ... )
     tensor([ True, False])
     """
     found: Tensor | None = None
@@ -567,9 +573,9 @@ def _as_labels(labels: Any) -> Tensor | None:
     is_whole = not indices.is_floating_point() or not bool((indices != indices.round()).any())
     if indices.ndim not in (1, 3) or not is_whole:
         raise ValueError(
-            f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class "
-            "indices (N,), or maps (N, h, w) for a model of pixels: turn one-hot labels into indices "
-            "with labels.argmax(1), or give a loader of dicts when the model takes several inputs; "
-            "models that give a sample several labels at once are not supported"
+            f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class"
+            " indices (N,), or maps (N, h, w) for a model of pixels: turn one-hot labels into"
+            " indices with labels.argmax(1), or give a loader of dicts when the model takes"
+            " several inputs; models that give a sample several labels at once are not supported"
         )
     return indices.long()

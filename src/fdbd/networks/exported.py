@@ -21,7 +21,10 @@ def load_exported(path: str | os.PathLike[str], *, trust: bool = False) -> nn.Mo
         raise FileNotFoundError(f"no model at {name!r}: no such file")
     if not trust:
         why = f"{name!r} is a torch.export file, and torch unpickles those, which can run code"
-        advice = "pass --trust-model if you know where it comes from, or give a factory with a --checkpoint"
+        advice = (
+            "pass --trust-model if you know where it comes from, or give a factory with a"
+            " --checkpoint"
+        )
         raise ValueError(f"{why}: {advice}")
     try:
         program = torch.export.load(name)

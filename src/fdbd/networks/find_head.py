@@ -116,7 +116,8 @@ def find_heads(model: nn.Module, head: HeadName) -> dict[str, nn.Module]:
     modules = _guessed(model) if head is None else _chosen(model, head)
     if not modules:
         raise ValueError(
-            f"{type(model).__name__} has no linear layer (nn.Linear or 1×1 nn.Conv2d) to be its head"
+            f"{type(model).__name__} has no linear layer (nn.Linear or 1×1 nn.Conv2d) to be its"
+            " head"
         )
     for module in modules:
         if module not in names:

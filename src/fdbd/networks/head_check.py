@@ -42,8 +42,8 @@ class FirstCall:
 
 
 def output_logits(output: Any) -> Tensor | None:
-    """The logits in what a model returned: a tensor, ``.logits``, ``["logits"]``, ``["out"]`` or the
-    first of a tuple."""
+    """The logits in what a model returned: a tensor, ``.logits``, ``["logits"]``, ``["out"]`` or
+    the first of a tuple."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, (tuple, list)):

@@ -336,7 +336,9 @@ _ALL = (
         dataset="cifar10",
         num_classes=10,
         preprocess="cifar10-densenet",
-        source="https://github.com/smmk47/CIFAR10-Classification, vit_cifar10.pth (states no licence)",
+        source=(
+            "https://github.com/smmk47/CIFAR10-Classification, vit_cifar10.pth (states no licence)"
+        ),
         file="weights/vit_cifar10_small.pth",
         sha256="2d061eb158b8ea126c1b96ee657862bf2217696ed40fff3bdc424007d13f1397",
         make=SmallTransformer,

@@ -19,8 +19,8 @@ _TOLERANCE = 1e-3
 class CosineHead(nn.Module):
     """Logits are scaled cosines: ``scale · cos(features, weight_c) + bias``.
 
-    With embeddings of class prompts as `weight` (C, P), a sequence of an image encoder and this head
-    is the zero-shot classifier of CLIP (bias 0) or SigLIP.
+    With embeddings of class prompts as `weight` (C, P), a sequence of an image encoder and this
+    head is the zero-shot classifier of CLIP (bias 0) or SigLIP.
 
     >>> head = CosineHead(torch.eye(2), scale=10)
     >>> head(torch.tensor([[3.0, 0.0]]))

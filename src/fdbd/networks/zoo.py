@@ -1,5 +1,5 @@
-"""The zoo: small CIFAR-10 classifiers that come with the package, trained by `fdbd train zoo-ce` and
-`zoo-supcon`."""
+"""The zoo: small CIFAR-10 classifiers that come with the package, trained by `fdbd train zoo-ce`
+and `zoo-supcon`."""
 
 from __future__ import annotations
 

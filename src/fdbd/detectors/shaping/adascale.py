@@ -38,7 +38,9 @@ class AdaSCALE(Shaping):
         variant: "activation" (AdaSCALE-A) or "logit" (AdaSCALE-L).
 
     >>> import fdbd
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+    ... )
     >>> guard = fdbd.Guard(model, "adascale").fit([torch.rand(64, 3, 2, 2)])
     >>> guard.score(torch.rand(5, 3, 2, 2)).shape
     torch.Size([5])

@@ -44,8 +44,8 @@ class Shaping(Configured):
         raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
     def shape(self, batch: Batch) -> Batch:
-        """The shaped batch. Its logits are None if features changed: the detector computes them from
-        the head."""
+        """The shaped batch. Its logits are None if features changed: the detector computes them
+        from the head."""
         shaped = batch._replace(features=self(batch.features), logits=None)
         if batch.views is not None:
             shaped = shaped._replace(views=torch.stack([self(view) for view in batch.views]))

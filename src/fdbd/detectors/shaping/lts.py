@@ -20,7 +20,9 @@ class LTS(TopShare):
             paper's top 5 % is 95.
 
     >>> import fdbd, torch
-    >>> detector = fdbd.create("lts+energy", percentile=50).fit(fdbd.Batch(torch.eye(3)), fdbd.Head(torch.eye(3)))
+    >>> detector = fdbd.create("lts+energy", percentile=50).fit(
+    ...     fdbd.Batch(torch.eye(3)), fdbd.Head(torch.eye(3))
+    ... )
     >>> detector.score(fdbd.Batch(torch.tensor([[3.0, 1.0, 0.0]])))
     tensor([5.3662])
     """

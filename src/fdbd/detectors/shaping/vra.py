@@ -30,7 +30,9 @@ class VRA(Shaping):
         high: percent below its β; the authors take 90 for CIFAR-10 and 95 for CIFAR-100.
 
     >>> import fdbd
-    >>> detector = fdbd.create("vra+energy").fit(fdbd.Batch(torch.rand(200, 3)), fdbd.Head(torch.eye(3)))
+    >>> detector = fdbd.create("vra+energy").fit(
+    ...     fdbd.Batch(torch.rand(200, 3)), fdbd.Head(torch.eye(3))
+    ... )
     >>> high, higher = detector.score(fdbd.Batch(torch.tensor([[5.0, 5.0, 5.0], [9.0, 9.0, 9.0]])))
     >>> bool(high == higher)  # both are clipped
     True

@@ -136,8 +136,14 @@ def score(
         ``error`` says why.
 
     >>> import fdbd, ray.data
-    >>> guard = Guard(Head(torch.eye(3))).fit(fdbd.Batch(torch.rand(50, 3))).calibrate(fdbd.Batch(torch.rand(50, 3)))
-    >>> rows = ray.data.from_items([{"id": number, "features": [0.1, 0.2, number]} for number in range(4)])
+    >>> guard = (
+    ...     Guard(Head(torch.eye(3)))
+    ...     .fit(fdbd.Batch(torch.rand(50, 3)))
+    ...     .calibrate(fdbd.Batch(torch.rand(50, 3)))
+    ... )
+    >>> rows = ray.data.from_items(
+    ...     [{"id": number, "features": [0.1, 0.2, number]} for number in range(4)]
+    ... )
     >>> score(guard, rows).columns()
     ['id', 'label', 'class', 'score', 'p_value', 'is_ood', 'error']
     """

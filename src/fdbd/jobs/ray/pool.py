@@ -195,8 +195,8 @@ class Workers:
         if not any(self._fits(node) for node in nodes):
             said += ", none of which is large enough"
         return (
-            f"{said}; unless this job's own tasks are at work there, end what holds the rest, ask for "
-            "less, or add nodes"
+            f"{said}; unless this job's own tasks are at work there, end what holds the rest, ask"
+            " for less, or add nodes"
         )
 
 
