@@ -37,6 +37,8 @@ from .decision.choice_rule import Budget as Budget
 from .decision.guard import Guard as Guard
 from .decision.guard_file import from_hub as from_hub
 from .decision.guard_file import load as load
+from .decision.map_threshold import MapThreshold as MapThreshold
+from .decision.maps import MapDecision as MapDecision
 from .decision.threshold import Threshold as Threshold
 from .decision.weighted import weighted_p_values as weighted_p_values
 from .detectors import CSI as CSI

@@ -62,6 +62,15 @@ def describe(path: Path) -> dict[str, dict[str, Any]]:
 
 def _threshold(guard: Any) -> dict[str, Any]:
     """What the threshold is and what it promises."""
+    maps = guard.map_threshold
+    if maps is not None:
+        return {
+            "kind": f"{maps.kind}, of maps",
+            "target": maps.target,
+            "images": maps.count,
+            "value": maps.value.item(),
+            "promise": maps.guarantee,
+        }
     threshold = guard.threshold
     if threshold is None:
         return {"kind": None, "promise": "none: the guard is not calibrated"}

@@ -55,12 +55,17 @@ class Grid(NamedTuple):
             )
         if 0 in labels.shape[1:]:
             raise ValueError(f"label maps have shape {tuple(labels.shape)}: they hold no pixel")
-        rows = _nearest(labels.shape[1], self.height, labels.device)
-        columns = _nearest(labels.shape[2], self.width, labels.device)
+        rows = nearest_pixels(labels.shape[1], self.height, labels.device)
+        columns = nearest_pixels(labels.shape[2], self.width, labels.device)
         return labels[:, rows][:, :, columns].reshape(-1)
 
 
-def _nearest(size: int, wanted: int, device: torch.device) -> Tensor:
-    """(wanted,) the pixels, of `size`, that hold the centres of as many equal parts."""
+def nearest_pixels(size: int, wanted: int, device: torch.device) -> Tensor:
+    """(wanted,) the pixels, of `size` in a line, that hold the centres of as many equal parts: the
+    nearest ones in a line of another length.
+
+    >>> nearest_pixels(2, 4, torch.device("cpu"))
+    tensor([0, 0, 1, 1])
+    """
     centres = (torch.arange(wanted, device=device) + 0.5) * size / wanted
     return centres.long().clamp_max(size - 1)

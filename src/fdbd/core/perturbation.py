@@ -148,6 +148,11 @@ def _step(
     with torch.inference_mode(False), torch.enable_grad():
         moved = images.detach().clone().requires_grad_()
         seen = classifier(moved)
+        if seen.grid is not None:
+            raise ValueError(
+                "images are perturbed by the gradient of one prediction per image, and the model "
+                "predicts maps: use a detector that reads features, such as fdbd, without perturb"
+            )
         score = objective(seen)
         if score.shape != images.shape[:1]:
             raise ValueError(

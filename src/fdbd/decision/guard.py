@@ -29,9 +29,11 @@ from fdbd.decision.choice_samples import (
     set_aside,
 )
 from fdbd.decision.identity import guard_id
+from fdbd.decision.map_threshold import MapThreshold, PixelShares
+from fdbd.decision.maps import ONLY_IN_PYTHON, MapDecision, batch_hashes
 from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.show import html_table
-from fdbd.decision.stages import CalibrationScores, Stages
+from fdbd.decision.stages import CalibrationMaps, CalibrationScores, Stages
 from fdbd.decision.threshold import FewSamplesWarning, Target, Threshold, check_target
 from fdbd.detectors import Detector, Ensemble, Shaped, as_detector, create_shaping
 from fdbd.detectors.shaping import Shaping
@@ -81,8 +83,8 @@ class Guard(nn.Module):
     there by themselves.
 
     Args:
-        model: any ``nn.Module`` with a linear head that gives each sample one of C classes, a
-            `Classifier`, or a bare `Head` for features without a network.
+        model: any ``nn.Module`` with a linear head that gives each sample one of C classes, or each
+            position of a map, a `Classifier`, or a bare `Head` for features without a network.
         detector: a detector or its name, as in `fdbd.create`; ``"auto"``, or `fdbd.Auto` with
             options, chooses and weighs detectors by itself (experimental).
         shaping: an activation shaping or its name, put before the detector.
@@ -125,7 +127,9 @@ class Guard(nn.Module):
         self.detector: Detector = detector
         self.perturb = perturb
         self.threshold: Threshold | None = None
-        """None until `calibrate`."""
+        """None until `calibrate`, and for a model of maps."""
+        self.map_threshold: MapThreshold | None = None
+        """What `calibrate` sets instead if the model predicts maps."""
         self.classifier: Classifier | None = None
         """The model; None: the guard takes features."""
         self._head: Head | None = None
@@ -230,9 +234,25 @@ class Guard(nn.Module):
         else:
             stages.require_fitted()
             batches = []
+            maps: list[CalibrationMaps] = []
+            shares = PixelShares()
             with torch.no_grad():
                 for item in track(_batches_in(data), "calibrating", enabled=progress):
-                    batches.append(stages.calibration_scores(item))
+                    part = stages.calibration_part(item)
+                    if isinstance(part, CalibrationScores):
+                        batches.append(part)
+                        continue
+                    # The shares hold what the threshold needs of the scores.
+                    shares.add(part.scores)
+                    maps.append(part._replace(scores=part.scores[:0]))
+            if maps:
+                if batches:
+                    raise ValueError(
+                        "some calibration batches hold maps and others single rows: give one kind"
+                    )
+                stages.note_calibration(maps)
+                self._set_map_threshold(shares, tpr=tpr, alpha=alpha, per_class=per_class)
+                return self
         if not batches:
             raise ValueError(
                 "the calibration data hold no samples; give at least one non-empty batch"
@@ -253,6 +273,18 @@ class Guard(nn.Module):
         if threshold.caution:
             warn_caller(threshold.caution, FewSamplesWarning)
         self.threshold = threshold
+        self.map_threshold = None
+        self._record.version += 1
+        self.about["calibration"] = {**threshold.to_config(), "promise": threshold.guarantee}
+
+    def _set_map_threshold(self, shares: PixelShares, **target: Unpack[Target]) -> None:
+        """Calibrate on the scores of in-distribution maps."""
+        threshold = MapThreshold.from_shares(shares, **target)
+        caution = threshold.image_threshold.caution
+        if caution:
+            warn_caller(caution, FewSamplesWarning)
+        self.threshold = None
+        self.map_threshold = threshold
         self._record.version += 1
         self.about["calibration"] = {**threshold.to_config(), "promise": threshold.guarantee}
 
@@ -309,6 +341,8 @@ class Guard(nn.Module):
             return Seen(batch, None, sample_hashes(batch.features))
         inputs, labels = split_batch(item)
         batch = self.stages.require_classifier()(inputs)
+        if batch.grid is not None:
+            self.stages.check_takes_maps()
         return Seen(batch._replace(labels=labels), inputs, sample_hashes(inputs))
 
     def features_of(self, samples: Inputs | Batch) -> Batch:
@@ -324,26 +358,37 @@ class Guard(nn.Module):
 
     # ── answers
 
-    def forward(self, images: Inputs | Batch) -> Decision:
-        """The decision on a batch of whatever the model takes."""
+    def forward(self, images: Inputs | Batch) -> Decision | MapDecision:
+        """The decision on a batch of whatever the model takes; a `MapDecision` if the model
+        predicts a class for each position of a map."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return self._decide(images)
         with torch.no_grad():
             return self._decide(images)
 
-    def _decide(self, images: Inputs | Batch) -> Decision:
+    def _decide(self, images: Inputs | Batch) -> Decision | MapDecision:
         stages = self.stages
         seen = stages.observe(images)
+        if seen.scored.grid is not None:
+            return stages.map_decision(seen)
         return stages.decision(seen.logits, seen.scores)
 
     def decide(self, batch: Batch) -> Decision:
-        """The same decision from features, without the network."""
-        return cast(Decision, self(as_batch(batch)))
+        """The same decision from features, without the network. Rows with a grid are maps: call
+        guard(batch) for these."""
+        if as_batch(batch).grid is not None:
+            raise ValueError(
+                "the rows are positions of maps, on which guard(batch) decides: call that"
+            )
+        return cast(Decision, self(batch))
 
     def score(self, images: Inputs | Batch) -> Tensor:
-        """(N,) scores alone; needs no calibration."""
+        """(N,) scores alone, or (N, H, W) of maps; needs no calibration."""
         with torch.no_grad():
-            return self.stages.observe(images).scores
+            seen = self.stages.observe(images)
+        if seen.scored.grid is not None:
+            return seen.scored.grid.to_maps(seen.scores)
+        return seen.scores
 
     def explain(self, images: Inputs | Batch) -> Explanation:
         """How far the samples are from each class's boundary: images, or a `Batch` of features.
@@ -351,6 +396,8 @@ class Guard(nn.Module):
         stages = self.stages
         with torch.no_grad():
             seen = stages.observe(images)
+            if seen.scored.grid is not None:
+                raise ValueError(ONLY_IN_PYTHON)
             decision = stages.decision(seen.logits, seen.scores)
             return explain(decision, seen.scored, self.detector, stages.require_threshold())
 
@@ -415,6 +462,8 @@ class Guard(nn.Module):
         facts["threshold"] = "no threshold"
         if self.threshold is not None:
             facts["threshold"] = self.threshold.summary()
+        elif self.map_threshold is not None:
+            facts["threshold"] = self.map_threshold.extra_repr()
         return facts
 
     # ── files
@@ -450,6 +499,7 @@ class Guard(nn.Module):
         """The parts of the guard as JSON values, without their tensors."""
         layers: list[str] = []
         autocast = None
+        threshold = self._any_threshold()
         if self.classifier is not None:
             layers = list(self.classifier.layer_names)
             precisions = {dtype: name for name, dtype in PRECISIONS.items()}
@@ -460,7 +510,7 @@ class Guard(nn.Module):
             "layers": layers,
             "autocast": autocast,
             "detector": self.detector.to_config(),
-            "threshold": None if self.threshold is None else self.threshold.to_config(),
+            "threshold": None if threshold is None else threshold.to_config(),
             "perturb": None if self.perturb is None else self.perturb.to_config(),
         }
 
@@ -469,10 +519,17 @@ class Guard(nn.Module):
         tensors = {}
         for name, tensor in self.detector.state_dict().items():
             tensors[f"detector.{name}"] = tensor
-        if self.threshold is not None:
-            for name, tensor in self.threshold.state_dict().items():
+        threshold = self._any_threshold()
+        if threshold is not None:
+            for name, tensor in threshold.state_dict().items():
                 tensors[f"threshold.{name}"] = tensor
         return tensors
+
+    def _any_threshold(self) -> Threshold | MapThreshold | None:
+        """The threshold of whole samples or of maps, whichever is there."""
+        if self.threshold is not None:
+            return self.threshold
+        return self.map_threshold
 
     def _weights(self) -> str | None:
         """The hash of the model's present weights; without a model, of those of the fit; None: the
@@ -484,11 +541,12 @@ class Guard(nn.Module):
     def _note_unread(self, item: Any) -> None:
         """Note the samples of a training batch that the detector has no use for."""
         if isinstance(item, Batch):
-            inputs: Any = item.features
+            hashes = batch_hashes(item)
         else:
             inputs, _ = split_batch(item)
+            hashes = sample_hashes(inputs)
         assert self._record.seen is not None
-        self._record.seen.add_hashes(sample_hashes(inputs))
+        self._record.seen.add_hashes(hashes)
 
     def __getattr__(self, name: str) -> Any:
         # The parts of a module are found here, too, and asked for with every sample.

@@ -20,6 +20,7 @@ from fdbd.decision import hub
 from fdbd.decision.choice import share_head
 from fdbd.decision.guard import Guard, warn_of_other_weights
 from fdbd.decision.inputs import InputRange
+from fdbd.decision.map_threshold import MapThreshold, image_scores
 from fdbd.decision.record import GuardRecord
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import Detector, Ensemble
@@ -241,6 +242,7 @@ class _Saved(NamedTuple):
     detector: Detector
     perturb: InputPerturbation | None
     threshold: Threshold | None
+    map_threshold: MapThreshold | None
     record: GuardRecord
     head: str
     """The fingerprint of the head of the fit."""
@@ -273,6 +275,7 @@ def _assemble(
     if guard.classifier is not None and guard.classifier is not model:
         guard.classifier.autocast = saved.autocast
     guard.threshold = saved.threshold
+    guard.map_threshold = saved.map_threshold
     guard.stages.replace_record(saved.record)
     if isinstance(description.get("about"), dict):
         guard.about = description["about"]
@@ -297,7 +300,13 @@ def _read_parts(description: dict[str, Any], tensors: dict[str, Tensor]) -> _Sav
     perturb = None
     if description["perturb"]:
         perturb = InputPerturbation(**description["perturb"])
-    threshold = _read_threshold(description["threshold"], tensors, detector.head.num_classes)
+    threshold = None
+    map_threshold = None
+    config = description["threshold"]
+    if config and config.get("maps"):
+        map_threshold = MapThreshold.from_state(config, _under("threshold.", tensors))
+    else:
+        threshold = _read_threshold(config, tensors, detector.head.num_classes)
     head = description["head"]
     head_name = description["head_name"]
     layers = description["layers"]
@@ -310,8 +319,10 @@ def _read_parts(description: dict[str, Any], tensors: dict[str, Tensor]) -> _Sav
     autocast = None
     if description.get("autocast") is not None:
         autocast = PRECISIONS[description["autocast"]]
-    record = _read_record(description, tensors, threshold)
-    return _Saved(detector, perturb, threshold, record, head, head_name, layers, autocast)
+    record = _read_record(description, tensors, threshold or map_threshold)
+    return _Saved(
+        detector, perturb, threshold, map_threshold, record, head, head_name, layers, autocast
+    )
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -334,7 +345,9 @@ def _read_threshold(
 
 
 def _read_record(
-    description: dict[str, Any], tensors: dict[str, Tensor], threshold: Threshold | None
+    description: dict[str, Any],
+    tensors: dict[str, Tensor],
+    threshold: Threshold | MapThreshold | None,
 ) -> GuardRecord:
     """What the guard noted at its fit. Older files know less."""
     record = GuardRecord()
@@ -382,6 +395,10 @@ def _try(saved: _Saved) -> None:
         # The first and the last class, whose thresholds stand at the ends.
         ends = labels.new_tensor([0, detector.head.num_classes - 1])
         answers.extend(saved.threshold.decide(scores, ends))
+    if saved.map_threshold is not None:
+        answers.append(saved.map_threshold.is_ood(scores))
+        # As two images of one position each.
+        answers.extend(saved.map_threshold.image_threshold.decide(image_scores(scores[:, None])))
     shapes = [tuple(answer.shape) for answer in answers]
     if any(shape != (2,) for shape in shapes):
         raise ValueError(f"answers on two samples have the shapes {shapes}")

@@ -80,7 +80,9 @@ def fetch(repo: str, revision: str | None = None, token: str | None = None) -> P
 def card(guard: Guard, metrics: Mapping[str, float]) -> str:
     """A model card in Markdown: what the guard is, what its threshold promises, and metrics that
     were measured."""
-    threshold, detector, head = guard.threshold, guard.detector, guard.detector.head
+    detector = guard.detector
+    head = detector.head
+    threshold = guard.threshold or guard.map_threshold
     promise = (
         "It has no threshold, so it gives scores and no decisions."
         if threshold is None

@@ -212,6 +212,9 @@ class MapThreshold(nn.Module):
         threshold = Threshold.from_state(images, of_images)
         return cls(kind, target, tensors["value"].clone(), threshold)
 
+    def __repr__(self) -> str:
+        return f"MapThreshold({self.extra_repr()})"
+
     def extra_repr(self) -> str:
         name = "tpr" if self.kind == "quantile" else "alpha"
         return f"{self.kind}, {name}={self.target:g}, {self.count} calibration images"

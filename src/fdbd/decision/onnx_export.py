@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.export_record import ExportRecord
+from fdbd.decision.maps import ONLY_IN_PYTHON
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import KNN
 from fdbd.networks.classifier import split_batch
@@ -254,6 +255,8 @@ def _common_rows(named: Mapping[Any, Any]) -> int:
 
 def _check(guard: Guard, example: Inputs | Batch, class_names: Sequence[str] | None) -> None:
     guard.stages.require_fitted()
+    if guard.map_threshold is not None:
+        raise ExportError(ONLY_IN_PYTHON)
     detector = guard.detector
     if detector.needs.network or guard.perturb is not None:
         name = detector.label

@@ -3,7 +3,7 @@ Ray, exports, jobs, the service. Users call `Guard`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,14 @@ from fdbd.core.batch import Batch, Inputs
 from fdbd.core.configuration import NotFittedError
 from fdbd.decision.answers import Decision, NotCalibratedError
 from fdbd.decision.inputs import InputRange
+from fdbd.decision.map_threshold import MapThreshold
+from fdbd.decision.maps import (
+    ONLY_IN_PYTHON,
+    MapDecision,
+    batch_hashes,
+    decide_maps,
+    draw_positions,
+)
 from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.threshold import Threshold
 from fdbd.fitting.overlap import Sketch, sample_hashes
@@ -45,6 +53,19 @@ class CalibrationScores(NamedTuple):
     """(N,) given classes."""
     hashes: Tensor
     """(N,) of the samples, by which those of the fit are known again."""
+
+
+class CalibrationMaps(NamedTuple):
+    """What a map threshold is set from, for N images of M positions."""
+
+    scores: Tensor
+    """(N, M)."""
+    predicted: Tensor
+    """(K,) predicted classes at the positions that a fit would draw."""
+    labels: Tensor | None
+    """(K,) given classes there."""
+    hashes: Tensor
+    """(N,) of the images, by which those of the fit are known again."""
 
 
 class Observation(NamedTuple):
@@ -93,13 +114,26 @@ class Stages:
             )
 
     def require_threshold(self) -> Threshold:
-        """The threshold; NotCalibratedError if there is none."""
+        """The threshold of whole samples; NotCalibratedError if there is none, ValueError if it is
+        one of maps."""
+        if self._guard.map_threshold is not None:
+            raise ValueError(ONLY_IN_PYTHON)
         if self._guard.threshold is None:
             raise NotCalibratedError(
                 "the guard has no threshold: call calibrate(loader, tpr=0.95) on in-distribution "
                 "data, or use score()"
             )
         return self._guard.threshold
+
+    def require_map_threshold(self) -> MapThreshold:
+        """The threshold of maps; NotCalibratedError if there is none."""
+        if self._guard.map_threshold is None:
+            raise NotCalibratedError(
+                "the guard has no threshold of maps: call calibrate(loader, alpha=0.05) on "
+                "in-distribution images, or use score(); a threshold from single rows promises "
+                "nothing, since the positions of an image are alike"
+            )
+        return self._guard.map_threshold
 
     def require_classifier(self) -> Classifier:
         """The model; ValueError if the guard takes features."""
@@ -115,6 +149,7 @@ class Stages:
     def begin_fit(self) -> None:
         """Forget the threshold and the notes of an earlier fit."""
         self._guard.threshold = None
+        self._guard.map_threshold = None
         self._guard._record = GuardRecord(seen=Sketch())
 
     def training_batch(self, item: Inputs | Batch) -> TrainingBatch:
@@ -122,7 +157,10 @@ class Stages:
         that may need a fitted score. ValueError for a number that is not finite."""
         if isinstance(item, Batch):
             batch = self.features_alone(item)
-            return TrainingBatch(batch, sample_hashes(batch.features), None)
+            hashes = batch_hashes(batch)
+            if batch.grid is not None:
+                batch = self._training_positions(batch, hashes)
+            return TrainingBatch(batch, hashes, None)
         inputs, labels = split_batch(item)
         finite = rows_finite(inputs)
         if finite is not None and not finite.all():
@@ -138,8 +176,33 @@ class Stages:
         value_range = InputRange.from_inputs(inputs)
         batch = self._guard.detector.observe(inputs, self.require_classifier(), labels)
         if labels is not None:
-            batch = batch._replace(labels=labels.to(batch.features.device))
+            labels = labels.to(batch.features.device)
+            if batch.grid is not None:
+                labels = batch.grid.label_rows(labels)
+            batch = batch._replace(labels=labels)
+        if batch.grid is not None:
+            batch = self._training_positions(batch, hashes)
         return TrainingBatch(batch, hashes, value_range)
+
+    def _training_positions(self, batch: Batch, hashes: Tensor) -> Batch:
+        """The positions of maps that the detector learns from."""
+        self.check_takes_maps()
+        return draw_positions(batch, hashes, self._guard.head.num_classes)
+
+    def check_takes_maps(self) -> None:
+        """ValueError if the guard scores images as a whole, and cannot score maps."""
+        guard = self._guard
+        if guard.auto is not None:
+            raise ValueError(
+                '"auto" weighs detectors by whole images, and the model predicts maps: name a '
+                "detector, such as fdbd"
+            )
+        if guard.detector.needs.network or guard.perturb is not None:
+            raise ValueError(
+                f"{guard.detector.label} with changed images needs one prediction per image, and "
+                "the model predicts maps: use a detector that reads features, such as fdbd, "
+                "without perturb"
+            )
 
     def note(self, training: TrainingBatch) -> Batch:
         """The batch to learn from; its samples, labels and range are noted."""
@@ -167,19 +230,37 @@ class Stages:
 
     def calibration_scores(self, item: Inputs | Batch | CalibrationScores) -> CalibrationScores:
         """What `Guard.calibrate` asks of one batch of calibration data."""
+        found = self.calibration_part(item)
+        if isinstance(found, CalibrationMaps):
+            raise ValueError(ONLY_IN_PYTHON)
+        return found
+
+    def calibration_part(
+        self, item: Inputs | Batch | CalibrationScores
+    ) -> CalibrationScores | CalibrationMaps:
+        """The same, also for maps."""
         if isinstance(item, CalibrationScores):
             return item
         if isinstance(item, Batch):
-            inputs: Any = item.features
             labels = item.labels
+            hashes = batch_hashes(item)
         else:
             inputs, labels = split_batch(item)
+            hashes = sample_hashes(inputs)
         seen = self.observe(item)
-        return CalibrationScores(
-            seen.scores, seen.logits.argmax(dim=1), labels, sample_hashes(inputs)
-        )
+        predicted = seen.logits.argmax(dim=1)
+        grid = seen.scored.grid
+        if grid is None:
+            return CalibrationScores(seen.scores, predicted, labels, hashes)
+        if labels is not None and not isinstance(item, Batch):
+            labels = grid.label_rows(labels)
+        # Labels and predictions are only compared, for which some positions are enough.
+        rows = Batch(predicted[:, None], labels=labels, grid=grid)
+        some = draw_positions(rows, hashes, self._guard.head.num_classes)
+        scores = grid.to_maps(seen.scores).flatten(1)
+        return CalibrationMaps(scores, some.features[:, 0], some.labels, hashes)
 
-    def note_calibration(self, batches: list[CalibrationScores]) -> None:
+    def note_calibration(self, batches: Sequence[CalibrationScores | CalibrationMaps]) -> None:
         """Compare labels with predictions, and warn if the fit has seen the samples."""
         record = self.record
         record.agreement.pop("calibration", None)
@@ -230,6 +311,11 @@ class Stages:
             head = detector.head
             logits = head(plain.features.to(head.weight.dtype))
         scores = detector.score(scored)
+        if scored.grid is not None:
+            self.check_takes_maps()
+            if finite is not None:
+                # One number of an image may have entered all of its positions.
+                finite = finite.repeat_interleave(scored.grid.positions)
         # False for NaN, too.
         is_trusted = scores < torch.inf
         if finite is not None and finite.shape == scores.shape:
@@ -241,6 +327,13 @@ class Stages:
         labels = logits.argmax(dim=1)
         p_values, is_ood = self.require_threshold().decide(scores, labels)
         return Decision(logits, labels, scores, p_values, is_ood)
+
+    def map_decision(self, seen: Observation) -> MapDecision:
+        """The decision on maps that the guard has seen."""
+        assert seen.scored.grid is not None
+        return decide_maps(
+            seen.scored.grid, seen.logits, seen.scores, self.require_map_threshold()
+        )
 
     def features_alone(self, batch: Batch) -> Batch:
         """A batch of features as the detector takes it, on its device; ValueError if features are

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fdbd.core.batch import Batch
 from fdbd.decision.guard_file import OpenedGuard
+from fdbd.decision.maps import ONLY_IN_PYTHON
 from fdbd.serve.backend import Answers, Backend, Reason
 
 
@@ -18,6 +19,8 @@ class TorchBackend(Backend):
         self._guard = opened.guard
         self.preprocess = opened.preprocess
         detector = opened.guard.detector
+        if opened.guard.map_threshold is not None:
+            raise ValueError(ONLY_IN_PYTHON)
         threshold = opened.guard.threshold
         if threshold is None:
             raise ValueError(
