@@ -23,6 +23,7 @@ RUN_BY = {
     "README.md": ["docs/test_readme.py", "docs/test_production_page.py", "test_stranger.py"],
     "docs/choosing.md": ["decision/test_choosing_page.py"],
     "docs/datasets.md": ["docs/test_datasets_page.py"],
+    "docs/heads.md": ["decision/test_map_guard.py"],
     "docs/index.md": ["docs/test_readme.py"],
     "docs/migrating.md": ["docs/test_commands.py"],
     "docs/new-detector.md": ["docs/test_new_detector.py"],

@@ -51,7 +51,7 @@ class Grid(NamedTuple):
         if labels.ndim != 3 or len(labels) != self.samples:
             raise ValueError(
                 f"label maps have shape {tuple(labels.shape)}, expected ({self.samples}, h, w): "
-                "one class index per pixel"
+                "one class index per pixel; leave labels out if there are none"
             )
         if 0 in labels.shape[1:]:
             raise ValueError(f"label maps have shape {tuple(labels.shape)}: they hold no pixel")

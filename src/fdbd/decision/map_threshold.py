@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -193,13 +192,16 @@ class MapThreshold(nn.Module):
         return {"kind": self.kind, "target": self.target, "maps": True, "images": images}
 
     @classmethod
-    def from_state(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> MapThreshold:
+    def from_state(
+        cls, config: Mapping[str, object], tensors: Mapping[str, Tensor]
+    ) -> MapThreshold:
         """The threshold that ``to_config()`` and ``state_dict()`` came from; anything inconsistent
         is a ValueError."""
         kind = config.get("kind")
         target = config.get("target")
         images = config.get("images")
-        if kind not in ("quantile", "conformal") or not isinstance(target, float):
+        is_kind = isinstance(kind, str) and kind in ("quantile", "conformal")
+        if not is_kind or not isinstance(target, float):
             raise ValueError(f"the threshold's state is not valid: {kind!r} at {target!r}")
         if not isinstance(images, Mapping) or "value" not in tensors:
             raise ValueError("the threshold's state lacks its images or its value")
@@ -210,7 +212,7 @@ class MapThreshold(nn.Module):
             if name.startswith(prefix)
         }
         threshold = Threshold.from_state(images, of_images)
-        return cls(kind, target, tensors["value"].clone(), threshold)
+        return cls(str(kind), target, tensors["value"].clone(), threshold)
 
     def __repr__(self) -> str:
         return f"MapThreshold({self.extra_repr()})"

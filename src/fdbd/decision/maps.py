@@ -124,9 +124,7 @@ def decide_maps(grid: Grid, logits: Tensor, scores: Tensor, threshold: MapThresh
     )
 
 
-def draw_positions(
-    batch: Batch, hashes: Tensor, num_classes: int, count: int = POSITIONS
-) -> Batch:
+def draw_positions(batch: Batch, hashes: Tensor, num_classes: int, count: int = POSITIONS) -> Batch:
     """Rows of `count` random positions of each image, in the order of the images; of all positions
     if there are fewer.
 

@@ -331,9 +331,7 @@ class Stages:
     def map_decision(self, seen: Observation) -> MapDecision:
         """The decision on maps that the guard has seen."""
         assert seen.scored.grid is not None
-        return decide_maps(
-            seen.scored.grid, seen.logits, seen.scores, self.require_map_threshold()
-        )
+        return decide_maps(seen.scored.grid, seen.logits, seen.scores, self.require_map_threshold())
 
     def features_alone(self, batch: Batch) -> Batch:
         """A batch of features as the detector takes it, on its device; ValueError if features are
