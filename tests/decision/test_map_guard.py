@@ -3,21 +3,28 @@ what it cannot do with maps."""
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import fdbd
+from fdbd.cli import app
+from fdbd.core import artifact
 from fdbd.core.grid import Grid
+from fdbd.decision.guard_file import open_guard
 from fdbd.decision.map_threshold import image_scores
 from fdbd.decision.maps import POSITIONS, MapDecision, draw_positions
 from fdbd.decision.threshold import FewSamplesWarning
 from fdbd.fitting.overlap import sample_hashes
+from fdbd.serve.torch_backend import TorchBackend
 
 CLASSES = 4
 SIDE = 24
@@ -262,6 +269,8 @@ def test_what_cannot_be_done_with_maps_is_refused_in_one_sentence(
         guard.export_onnx(tmp_path / "guard.onnx", images)
     with pytest.raises(ValueError, match="decides on maps"):
         guard.stages.calibration_scores(images)
+    with pytest.raises(ValueError, match="decides on maps"):
+        guard.stages.calibration_scores(fdbd.Batch(torch.rand(5, 12)))
     with pytest.raises(ValueError, match="leave per_class out"):
         calibrated_guard(alpha=0.1, per_class=True)
     with pytest.raises(ValueError, match="takes at least 99"):
@@ -275,6 +284,63 @@ def test_detectors_of_whole_images_are_refused(detector: str) -> None:
     perturbed = fdbd.Guard(SegmentationNet(), perturb=fdbd.InputPerturbation(0.01))
     with pytest.raises(ValueError, match="predicts maps"):
         perturbed.fit(make_images(20, seed=1), progress=False)
+
+
+def test_the_service_and_the_commands_refuse_a_guard_of_maps(
+    guard: fdbd.Guard, tmp_path: Path
+) -> None:
+    path = tmp_path / "guard.safetensors"
+    guard.save(path)
+    with pytest.raises(ValueError, match="decides on maps"):
+        TorchBackend(open_guard(path, features=True))
+    features = tmp_path / "features.npz"
+    np.savez(features, features=np.zeros((4, 12), dtype=np.float32))
+    run = CliRunner().invoke(app, ["score", str(path), str(features)])
+    assert isinstance(run.exception, ValueError)
+    assert "decides on maps" in str(run.exception)
+    shown = CliRunner().invoke(app, ["inspect", str(path)])
+    assert "at most 0.1 of an image's pixels" in shown.output
+
+
+def test_a_file_whose_map_threshold_does_not_fit_is_damaged(
+    guard: fdbd.Guard, tmp_path: Path
+) -> None:
+    path = tmp_path / "guard.safetensors"
+    guard.save(path)
+    description, tensors = artifact.read(path)
+    del description["sha256"]
+    for name in ("threshold.value", "threshold.image_threshold.calibration"):
+        forged = {**tensors, name: torch.tensor([[float("nan")]])}
+        artifact.write(path, description, forged)
+        with pytest.raises(fdbd.ArtifactError, match="working guard"):
+            fdbd.load(path, SegmentationNet())
+    images = {**description["threshold"]["images"], "per_class": True}
+    threshold = {**description["threshold"], "images": images}
+    artifact.write(path, {**description, "threshold": threshold}, tensors)
+    with pytest.raises(fdbd.ArtifactError, match="working guard"):
+        fdbd.load(path, SegmentationNet())
+
+
+def test_one_label_per_image_is_no_label_of_maps() -> None:
+    images = make_images(20, seed=1)
+    with pytest.raises(ValueError, match="one class index per pixel; leave labels out"):
+        fdbd.Guard(SegmentationNet()).fit([(images, torch.zeros(20).long())], progress=False)
+
+
+def test_a_copy_of_a_guard_decides_alike(guard: fdbd.Guard) -> None:
+    images = make_images(3, seed=11)
+    for before, after in zip(guard(images), copy.deepcopy(guard)(images)):
+        assert torch.equal(before, after)
+
+
+@pytest.mark.slow
+def test_a_compiled_guard_decides_alike(guard: fdbd.Guard) -> None:
+    images = make_images(3, seed=11)
+    compiled = copy.deepcopy(guard)
+    compiled.compile()
+    with torch.no_grad():
+        for before, after in zip(guard(images), compiled(images)):
+            torch.testing.assert_close(before, after)
 
 
 def test_a_threshold_from_single_rows_decides_on_no_map() -> None:

@@ -158,7 +158,8 @@ class Guard(nn.Module):
     def fit(self, data: Data, *, held_out: Data | None = None, progress: bool = True) -> Self:
         """Fit the detector on training data, in one streaming pass of the network; a detector that
         needs several passes reads the features from a temporary file. Under torchrun each process
-        passes its shard, and all end with the same detector.
+        passes its shard, and all end with the same detector. Of maps, 256 random positions of each
+        image are read.
 
         Args:
             data: a data loader of tensors or arrays, (inputs, labels), dicts or `Batch`es of
@@ -213,7 +214,8 @@ class Guard(nn.Module):
         fit has seen: scores on data that either has seen are too good, and the threshold then
         raises more false alarms than asked for. The guard warns about data of its own fit (a small
         calibration set can escape if the fit saw many more than 4,096 samples); it cannot know what
-        the network was trained on.
+        the network was trained on. For a model of maps the images are what is counted, and
+        `map_threshold` is set.
 
         Args:
             data: as for `fit`. With ``"auto"``, and without held-out data in the fit, a random part
