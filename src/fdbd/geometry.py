@@ -33,7 +33,8 @@ def pairwise_norms(head: Head) -> Tensor:
 def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
     """Rows [start, start + B) of the pairwise norms, block by block, so that C × C is never held.
     In numpy, whose calls take less time than torch's for a small head."""
-    centred = weight - weight.mean(axis=0)  # differences stay the same, cancellation shrinks
+    # Differences of the rows stay the same, and cancel less.
+    centred = weight - weight.mean(axis=0)
     squares = np.einsum("cp,cp->c", centred, centred)
     rows = max(1, _BLOCK_BYTES // (8 * weight.shape[0]))
     at_a_time = max(1, _BLOCK_BYTES // (16 * weight.shape[1]))
@@ -41,10 +42,13 @@ def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
         block = (-2 * centred[start : start + rows]) @ centred.T
         scale = squares[start : start + rows, None] + squares
         block += scale
-        row, column = np.nonzero(block <= 1e-3 * scale)  # three digits were lost: recomputed below
-        np.sqrt(np.maximum(block, 0, out=block), out=block)
-        for first in range(0, len(row), at_a_time):
-            i, j = row[first : first + at_a_time], column[first : first + at_a_time]
+        # Three digits or more were lost at these: they are computed again, by subtraction.
+        cancelled_rows, cancelled_columns = np.nonzero(block <= 1e-3 * scale)
+        np.maximum(block, 0, out=block)
+        np.sqrt(block, out=block)
+        for first in range(0, len(cancelled_rows), at_a_time):
+            i = cancelled_rows[first : first + at_a_time]
+            j = cancelled_columns[first : first + at_a_time]
             block[i, j] = np.linalg.norm(weight[start + i] - weight[j], axis=1)
         if not np.isfinite(block).all():
             largest = np.abs(weight).max()
@@ -55,7 +59,7 @@ def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _float64(values: Tensor) -> Tensor:
-    """On the CPU: not every device has float64."""
+    """The values in float64 on the CPU, since not every device has float64."""
     return values.detach().cpu().to(torch.float64)
 
 
@@ -98,8 +102,9 @@ def distances(
     has_no_boundary = norm == 0
     own = predicted[:, None]
     # 0/0 would make the gradient NaN, masked or not.
-    gap = (logits.gather(1, own) - logits) / norm.masked_fill(has_no_boundary, 1)
-    return gap.masked_fill(has_no_boundary, torch.inf).scatter(1, own, torch.nan)
+    divisor = norm.masked_fill(has_no_boundary, 1)
+    distance = (logits.gather(1, own) - logits) / divisor
+    return distance.masked_fill(has_no_boundary, torch.inf).scatter(1, own, torch.nan)
 
 
 def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,8 +121,8 @@ def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_of_nearest(distance: Tensor, k: int) -> Tensor:
-    """(N,) mean of the k smallest boundary distances of each row of (N, C) `distances`; fewer where
-    fewer exist.
+    """(N,) mean of the k smallest boundary distances of each row of (N, C) `distances`, or of
+    all if there are fewer than k.
 
     >>> mean_of_nearest(torch.tensor([[torch.nan, 3.0, 1.0]]), 2)
     tensor([2.])
@@ -207,18 +212,19 @@ def fold(head: Head) -> tuple[Tensor, Tensor]:
     >>> fold(Head([[1.0, 0.0], [-1.0, 0.0]]))[0].tolist()
     [[1.0, 0.0], [-1.0, 0.0]]
     """
-    weight, bias = _float64(head.weight).numpy(), _float64(head.bias).numpy()
-    normals, gammas = np.empty_like(weight), np.empty_like(bias)
+    weight = _float64(head.weight).numpy()
+    bias = _float64(head.bias).numpy()
+    normals = np.empty_like(weight)
+    gammas = np.empty_like(bias)
     for start, norms in _norm_blocks(weight):
         stop = start + len(norms)
         is_apart = norms > 0
         count = is_apart.sum(axis=1)
         if not count.all():
-            rows = f"{head.num_classes} rows of weights, all equal"
             raise ValueError(
-                f"the head has fewer than two distinct classes ({rows}), so it has no decision"
-                " boundary; is the model untrained? Some start with a head of zeros: load trained"
-                " weights"
+                f"the head has fewer than two distinct classes ({head.num_classes} rows of weights, "
+                "all equal), so it has no decision boundary; is the model untrained? Some start "
+                "with a head of zeros: load trained weights"
             )
         # Equal rows have no boundary between them, and are left out.
         inverse = np.divide(1 / count[:, None], norms, out=np.zeros_like(norms), where=is_apart)
@@ -240,46 +246,61 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
     >>> exact_distances(torch.tensor([[3.0, 7.0]]), Head([[1.0, 0.0], [-1.0, 0.0]]))
     tensor([[nan, 3.]], dtype=torch.float64)
     """
-    z, head = _float64(features), Head(_float64(head.weight), _float64(head.bias))
+    z = _float64(features)
+    head = Head(_float64(head.weight), _float64(head.bias))
     logits = head(z)
     predicted = logits.argmax(dim=1) if predicted is None else predicted.cpu()
     closed = distances(z, head, logits=logits, predicted=predicted)
-    weight, bias, outputs = head.weight.numpy(), head.bias.numpy(), logits.numpy()
-    # (C, r) coordinates of the rows in an orthonormal basis of their span
-    left, values, _ = np.linalg.svd(weight - weight.mean(axis=0), full_matrices=False)
-    rank = max(1, int((values > values[:1] * 1e-12).sum()))
-    coordinates = left[:, :rank] * values[:rank]
+    weight = head.weight.numpy()
+    bias = head.bias.numpy()
+    outputs = logits.numpy()
+    coordinates = _coordinates(weight)
     # Classes of equal weights differ by their biases alone; their logits differ by rounding too.
-    twins = np.unique(weight, axis=0, return_inverse=True)[1].reshape(-1)
-    out = closed.clone()  # already right at the predicted class and where there is no boundary
+    group_of_equal_weights = np.unique(weight, axis=0, return_inverse=True)[1].reshape(-1)
+    # Already right at the predicted class, and at classes without a boundary.
+    out = closed.clone()
     for i, c in torch.isfinite(closed).nonzero().tolist():
-        is_twin = twins == twins[c]
+        is_twin = group_of_equal_weights == group_of_equal_weights[c]
         if (bias[is_twin] > bias[c]).any():
-            out[i, c] = torch.inf  # a twin wins wherever c could
+            # A twin with a larger bias wins wherever c could.
+            out[i, c] = torch.inf
             continue
-        others, own = outputs[i][~is_twin], outputs[i, c]
+        own = outputs[i, c]
+        others = outputs[i][~is_twin]
+        constraints = coordinates[c] - coordinates[~is_twin]
+        magnitudes = np.abs(others) + abs(own)
         hyperplane = coordinates[c] - coordinates[predicted[i]]
-        sides, sizes = coordinates[c] - coordinates[~is_twin], np.abs(others) + abs(own)
-        out[i, c] = _project(sides, others - own, sizes, hyperplane, closed[i, c].item())
+        out[i, c] = _project(
+            constraints, others - own, magnitudes, hyperplane, closed[i, c].item()
+        )
     return out
 
 
+def _coordinates(weight: _Array) -> _Array:
+    """(C, r) coordinates of the centred rows in an orthonormal basis of their span, whose dimension
+    r may be far smaller than P."""
+    left, values, _ = np.linalg.svd(weight - weight.mean(axis=0), full_matrices=False)
+    rank = max(1, int((values > values[:1] * 1e-12).sum()))
+    coordinates: _Array = left[:, :rank] * values[:rank]
+    return coordinates
+
+
 def _project(
-    others: _Array, gaps: _Array, sizes: _Array, hyperplane: _Array, closed: float
+    constraints: _Array, gaps: _Array, magnitudes: _Array, hyperplane: _Array, closed: float
 ) -> float:
-    """min ‖y‖ subject to others (M, r) · y ≥ gaps (M,), where `sizes` (M,) is the magnitude of the
-    logits behind each gap; `closed` is the distance to the hyperplane against the predicted class,
-    whose normal is `hyperplane` (r,)."""
+    """min ‖y‖ subject to constraints (M, r) · y ≥ gaps (M,). `magnitudes` (M,) are the sizes of the
+    logits behind each gap, which bound its rounding error; `closed` is the distance to the
+    hyperplane against the predicted class, whose normal is `hyperplane` (r,)."""
     from scipy.optimize import lsq_linear  # takes time to import
 
     # Step to that hyperplane: if all constraints hold there, the closed form is exact.
-    step = others @ hyperplane * (closed / np.linalg.norm(hyperplane))
-    if (step - gaps >= -1e-12 * (sizes + np.abs(step))).all():
+    step = constraints @ hyperplane * (closed / np.linalg.norm(hyperplane))
+    tolerance = 1e-12 * (magnitudes + np.abs(step))
+    if (step - gaps >= -tolerance).all():
         return closed
     scale = closed if closed > 0 else 1.0
-    columns = np.column_stack([others, gaps / scale]) / np.linalg.norm(
-        others, axis=1, keepdims=True
-    )
+    lengths = np.linalg.norm(constraints, axis=1, keepdims=True)
+    columns = np.column_stack([constraints, gaps / scale]) / lengths
     target = np.zeros(columns.shape[1])
     target[-1] = 1
     # The residual's last entry is −‖residual‖², and the step is y = residual[:r] / −residual[r]. By
@@ -301,7 +322,8 @@ def nearest_squared_distance(rows: Tensor, points: Tensor) -> Tensor:
     """(N,) squared Euclidean distance from each row (N, D) to the nearest point (M, D). A matrix
     product finds the point; the distance is computed by subtraction, since the product cancels for
     points far from the origin."""
-    return (rows - points[squared_distances(rows, points).argmin(dim=1)]).square().sum(dim=1)
+    nearest = squared_distances(rows, points).argmin(dim=1)
+    return (rows - points[nearest]).square().sum(dim=1)
 
 
 def squared_distances(rows: Tensor, points: Tensor, squares: Tensor | None = None) -> Tensor:

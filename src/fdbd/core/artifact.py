@@ -39,61 +39,81 @@ def write(
 ) -> None:
     """Write tensors and a JSON-able description as one file, beside its place and then renamed."""
     same = _shared(tensors)
-    facts = {"format": 1, **description}
     if same:
         facts = {"format": FORMAT, **description, "same": same}
+    else:
+        facts = {"format": 1, **description}
     text = json.dumps(facts, sort_keys=True)
-    tensors = {name: tensor for name, tensor in tensors.items() if name not in same}
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    metadata = {"fdbd": text, "sha256": _digest(text, tensors)}
+    stored = {}
+    for name, tensor in tensors.items():
+        if name not in same:
+            stored[name] = tensor.detach().cpu().contiguous().clone()
+    metadata = {"fdbd": text, "sha256": _digest(text, stored)}
     with beside(path) as temporary:
         # safetensors' save_file would leave its own drafts when it is killed.
-        temporary.write_bytes(save(tensors, metadata))
+        temporary.write_bytes(save(stored, metadata))
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Description and tensors of a file that `write` made; ArtifactError says what is wrong with
     any other. The description has the checked SHA-256 of the file's content under ``sha256``."""
-    source, shown = Path(path), repr(os.fspath(path))
-    if not source.is_file():
-        raise FileNotFoundError(f"no guard at {shown}: no such file")
-    try:
-        with safe_open(source, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, TypeError, OverflowError, RuntimeError, OSError) as error:
-        what = f"{shown} is truncated or is no safetensors file ({error})"
-        raise ArtifactError(f"{what}; copy it again or save the guard again") from None
-    if "fdbd" not in metadata or "sha256" not in metadata:
-        raise ArtifactError(f"{shown} is a safetensors file, but not a guard saved by fdbd")
-    try:
-        description = json.loads(metadata["fdbd"])
-    except (ValueError, RecursionError):  # no JSON, or a number of a million digits
-        description = None
-    if (
-        not isinstance(description, dict)
-        or type(description.get("format")) is not int
-        or description["format"] < 1
-    ):
-        raise ArtifactError(f"{shown} is corrupted: its description cannot be read; copy it again")
-    if (version := description["format"]) > FORMAT:
-        raise ArtifactError(
-            f"{shown} has format {version}, this fdbd reads up to {FORMAT}: upgrade fdbd"
-        )
+    shown = repr(os.fspath(path))
+    metadata, tensors = _contents(Path(path), shown)
+    description = _description(metadata["fdbd"], shown)
     if _digest(metadata["fdbd"], tensors) != metadata["sha256"]:
         raise ArtifactError(
             f"{shown} is corrupted: its content does not match its SHA-256; copy it again"
         )
-    same = description.pop("same", {})
-    if not isinstance(same, dict):
-        same = {"": ""}
-    for name, first in same.items():
-        if not isinstance(first, str) or first not in tensors:
-            raise ArtifactError(
-                f"{shown} is corrupted: it lacks tensors that it names; copy it again"
-            )
-        tensors[name] = tensors[first]
+    _add_shared(tensors, description.pop("same", {}), shown)
     return {**description, "sha256": metadata["sha256"]}, tensors
+
+
+def _contents(path: Path, shown: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a safetensors file that says that it is a guard."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no guard at {shown}: no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, TypeError, OverflowError, RuntimeError, OSError) as error:
+        raise ArtifactError(
+            f"{shown} is truncated or is not a safetensors file ({error}); copy it again or save "
+            "the guard again"
+        ) from None
+    if "fdbd" not in metadata or "sha256" not in metadata:
+        raise ArtifactError(f"{shown} is a safetensors file, but not a guard saved by fdbd")
+    return metadata, tensors
+
+
+def _description(text: str, shown: str) -> dict[str, Any]:
+    """The JSON description of a guard, if this version of the library can read its format."""
+    try:
+        description = json.loads(text)
+    except (ValueError, RecursionError):  # not JSON, a number of too many digits, or nested too deeply
+        description = None
+    version = description.get("format") if isinstance(description, dict) else None
+    # Not isinstance: True is an int, too.
+    if type(version) is not int or version < 1:
+        raise ArtifactError(f"{shown} is corrupted: its description cannot be read; copy it again")
+    if version > FORMAT:
+        raise ArtifactError(
+            f"{shown} has format {version}, this fdbd reads up to {FORMAT}: upgrade fdbd"
+        )
+    assert isinstance(description, dict)
+    return description
+
+
+def _add_shared(tensors: dict[str, Tensor], same: Any, shown: str) -> None:
+    """Add the tensors that the file stores under the name of another one, given as a JSON object
+    from the one name to the other."""
+    lacking = f"{shown} is corrupted: it lacks tensors that it names; copy it again"
+    if not isinstance(same, dict):
+        raise ArtifactError(lacking)
+    for name, stored_as in same.items():
+        if not isinstance(stored_as, str) or stored_as not in tensors:
+            raise ArtifactError(lacking)
+        tensors[name] = tensors[stored_as]
 
 
 def _shared(tensors: dict[str, Tensor]) -> dict[str, str]:
@@ -116,9 +136,7 @@ def _digest(text: str, tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(
-            tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            if tensor.numel()
-            else b""
-        )
+        # torch cannot view a tensor without elements as bytes.
+        if tensor.numel():
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -265,8 +265,9 @@ def expect(name: str, value: T, is_right: bool, what: str) -> T:
 def one_of(name: str, value: T, *choices: object) -> T:
     """The option if it is one of the choices, else a ValueError that lists them."""
     if value not in choices:
-        *others, last = (repr(choice) for choice in choices)
-        raise ValueError(f"{name} is {value!r}, expected {', '.join(others)} or {last}")
+        known = [repr(choice) for choice in choices]
+        others = ", ".join(known[:-1])
+        raise ValueError(f"{name} is {value!r}, expected {others} or {known[-1]}")
     return value
 
 
@@ -307,7 +308,8 @@ def from_config(config: Any) -> Any:
     comes from a file."""
     if not isinstance(config, dict) or set(config) != {"name", "options"}:
         raise ValueError(f"not a detector's configuration: {config!r}")
-    name, given = config["name"], config["options"]
+    name = config["name"]
+    given = config["options"]
     if not isinstance(given, dict):
         raise ValueError(f"not a detector's configuration: {config!r}")
     if _entries(config) > _MOST_ENTRIES:

@@ -39,7 +39,7 @@ Pixels = NDArray[np.uint8]
 
 
 class ImageError(ValueError):
-    """A file that is no image, is cut short, or is larger than allowed. The message is one sentence
+    """A file that is not an image, is cut short, or is larger than allowed. The message is one sentence
     that names it."""
 
 
@@ -92,7 +92,7 @@ class Picture(NamedTuple):
 
     @classmethod
     def from_pixels(cls, pixels: Pixels) -> Picture:
-        """A picture that is no draft."""
+        """A picture that is decoded whole: not a draft."""
         return cls(pixels, *pixels.shape[:2])
 
     def resized(

@@ -128,8 +128,10 @@ class Preprocess:
                 raise ValueError(f"the preprocessing {value!r} is not JSON ({error})") from None
         if isinstance(value, Preprocess):
             return value
-        if isinstance(value, (str, Mapping)):
-            return cls.preset(value) if isinstance(value, str) else cls.from_dict(value)
+        if isinstance(value, str):
+            return cls.preset(value)
+        if isinstance(value, Mapping):
+            return cls.from_dict(value)
         raise ValueError(
             f"the preprocessing is {value!r}, expected the name of a preset or its fields"
         )
@@ -154,7 +156,8 @@ class Preprocess:
             return None
         if self.crop == "tf":
             return 2 * (self.size + 32)
-        return 2 * (self.size if self.resize is None else self.resize)
+        short = self.size if self.resize is None else self.resize
+        return 2 * short
 
     def fit(self, image: Pixels | Picture) -> Pixels:
         """One image (H, W, 3) to (size, size, 3), still uint8. A long and narrow one that has more
@@ -189,11 +192,15 @@ class Preprocess:
 
     def memory_needed(self, width: int, height: int) -> int:
         """Bytes that preparing one image of this size takes at most, beside its own pixels."""
-        resized_height, resized_width = self._resized(height, width)
+        if self.crop == "centre":
+            new_height, new_width = self._resized(height, width)
+        else:
+            new_height = self.size
+            new_width = self.size
         # Pillow's copy and its result have four bytes per pixel, the array has three. A filter
         # works first along one side, which leaves an image of one old and one new side.
-        between = height * resized_width if self.crop == "centre" else height * self.size
-        resized = resized_height * resized_width if self.crop == "centre" else self.size**2
+        between = height * new_width
+        resized = new_height * new_width
         row = 3 * self.size * self.size
         return 4 * (width * height + between) + 7 * resized + row * (1 + 2 * 4)
 
@@ -206,9 +213,9 @@ class Preprocess:
     def array(self, images: Iterable[Pixels]) -> NDArray[np.float32]:
         """uint8 images (H, W, 3) of any sizes to (N, 3, size, size) float32, without torch."""
         fitted = [self.fit(image) for image in images]
-        return self._planes(
-            np.stack(fitted) if fitted else np.empty((0, self.size, self.size, 3), np.uint8)
-        )
+        if not fitted:
+            return self._planes(np.empty((0, self.size, self.size, 3), np.uint8))
+        return self._planes(np.stack(fitted))
 
     def __call__(self, images: Pixels | Tensor | Iterable[Pixels]) -> Tensor:
         """uint8 images, as one array (N, H, W, 3) or arrays (H, W, 3) of any sizes, to (N, 3, size,

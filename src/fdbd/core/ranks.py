@@ -27,8 +27,15 @@ def samples_for(alpha: float) -> int:
 
 
 def as_fraction(name: str, value: float) -> Fraction:
-    is_alpha = name == "alpha"
-    if not (0 < value < 1 or (value == 1 and not is_alpha)) or not (ratio := as_decimal(value)):
-        expected = "between 0 and 1" if is_alpha else "above 0 and at most 1"
+    """The ratio that is meant by a share named "alpha" (below 1) or "tpr" (up to 1), else a
+    ValueError."""
+    if name == "alpha":
+        is_right = 0 < value < 1
+        expected = "between 0 and 1"
+    else:
+        is_right = 0 < value <= 1
+        expected = "above 0 and at most 1"
+    # A value below about 5e-10 is rounded to 0.
+    if not is_right or as_decimal(value) == 0:
         raise ValueError(f"{name} is {value}, expected a fraction {expected}")
-    return ratio
+    return as_decimal(value)

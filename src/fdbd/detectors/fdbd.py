@@ -54,7 +54,8 @@ class FDBD(Detector):
         self._notices_bad_rows = nearest is None
 
     def passes(self, head: Head) -> Passes:
-        self.set_mean((yield Mean(head.num_features)).mean())
+        training = yield Mean(head.num_features)
+        self.set_mean(training.mean())
 
     def set_mean(self, mean: Tensor) -> None:
         """Fold the head around a training mean (P,); `Shaped` gives a shaped one."""
@@ -80,9 +81,8 @@ class FDBD(Detector):
         average = geometry.mean_of_nearest(distances, self.nearest)
         if self.normalizer is None:
             return average
-        return average / torch.maximum(
-            torch.linalg.vector_norm(batch.features - self.center, dim=1), self.floor
-        )
+        deviation = torch.linalg.vector_norm(batch.features - self.center, dim=1)
+        return average / torch.maximum(deviation, self.floor)
 
 
 class Deviation(Detector):
@@ -108,7 +108,8 @@ class Deviation(Detector):
     center: Annotated[Tensor, "P"]
 
     def passes(self, head: Head) -> Passes:
-        self.set_buffers(center=(yield Mean(head.num_features)).mean())
+        training = yield Mean(head.num_features)
+        self.set_buffers(center=training.mean())
 
     def formula(self, batch: Batch) -> Tensor:
         deviation: Tensor = torch.linalg.vector_norm(batch.features - self.center, dim=1)

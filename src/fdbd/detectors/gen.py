@@ -22,11 +22,11 @@ class GEN(Detector):
 
         score = −Σ_{c in the `top` largest} p_c^γ (1 − p_c)^γ
 
-    O(C) per sample, and a selection of the largest logits where there are more than `top` classes.
+    O(C) per sample, and a selection of the largest logits if there are more than `top` classes.
 
     Args:
         gamma: exponent γ, positive; a small one weighs small deviations from certainty.
-        top: number of the largest probabilities that count (M in the paper); all where there are
+        top: number of the largest probabilities that count (M in the paper); all if there are
             fewer classes.
 
     >>> import fdbd
@@ -44,9 +44,8 @@ class GEN(Detector):
     )
     needs = Needs(features=False, logits=True, passes=0)
 
-    def __init__(
-        self, gamma: float = 0.1, top: int = 100
-    ) -> None:  # both are the paper's settings for ImageNet
+    def __init__(self, gamma: float = 0.1, top: int = 100) -> None:
+        # The defaults are the paper's settings for ImageNet.
         super().__init__()
         self.gamma = positive("gamma", gamma)
         self.top = at_least_one("top", top, "a number of classes, at least 1")
@@ -63,7 +62,8 @@ class GEN(Detector):
         total = others + shared
         rest_of_largest = (others + (shared - 1)).log()
         # So small that the bounds on exponents are felt.
-        is_tiny = rest_of_largest < (-60 if gap.dtype == torch.float32 else -600)
+        tiny = -60 if gap.dtype == torch.float32 else -600
+        is_tiny = rest_of_largest < tiny
         if is_out_of_sight(gap) or is_tiny.any():
             without_largest = gap.masked_fill(gap == 0, torch.finfo(gap.dtype).min)
             exact = without_largest.logsumexp(dim=1, keepdim=True)

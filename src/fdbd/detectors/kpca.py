@@ -65,10 +65,10 @@ class KPCA(Detector):
     ) -> None:
         super().__init__()
         self.gamma = positive("gamma", gamma)
-        expected = "a number of features, at least 1, or None"
-        self.components = (
-            None if components is None else at_least_one("components", components, expected)
-        )
+        if components is not None:
+            expected = "a number of features, at least 1, or None"
+            components = at_least_one("components", components, expected)
+        self.components = components
         is_share = 0 < explained < 1
         self.explained = expect("explained", explained, is_share, "a share between 0 and 1")
 

@@ -1,4 +1,4 @@
-"""Detectors for heads of many labels, where each label is a yes or no of its own (sigmoid)."""
+"""Detectors for heads of many labels, each label a yes or no of its own (sigmoid)."""
 
 from typing import Annotated, Literal
 

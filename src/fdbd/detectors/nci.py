@@ -15,7 +15,7 @@ class NCI(Detector):
 
         score(z) = w_k·(z − μ) / ‖z − μ‖ + α ‖z‖₁,   k the predicted class, μ the training mean
 
-    O(P) per sample and one read of z; a second one where α is not 0.
+    O(P) per sample and one read of z; a second one if α is not 0.
 
     Args:
         alpha: weight α of the feature norm, which filters out features near the origin. The paper

@@ -42,7 +42,7 @@ class OpenMax(Detector):
 
     Args:
         tail: number of largest distances to which each Weibull law is fitted.
-        alpha: number of largest logits that are revised; all where there are fewer.
+        alpha: number of largest logits that are revised; all if there are fewer.
 
     >>> features, labels = (
     ...     4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3),
@@ -125,7 +125,8 @@ class OpenMax(Detector):
 
 def right_logits(batch: Batch) -> tuple[Tensor, Tensor]:
     """Logits and classes of those samples of a batch whose predicted class is their label."""
-    logits, labels = required_logits(batch), required_labels(batch)
+    logits = required_logits(batch)
+    labels = required_labels(batch)
     right = logits.argmax(dim=1).cpu() == labels
     return logits[right.to(logits.device)], labels[right]
 
@@ -135,8 +136,7 @@ def distances_to_own(batch: Batch, centers: Tensor) -> tuple[Tensor, Tensor]:
     the classes (M,)."""
     logits, classes = right_logits(batch)
     rows = max(1, (1 << 20) // centers.shape[1])
-    pieces = [
-        torch.linalg.vector_norm(piece - centers[own], dim=1)
-        for piece, own in zip(in_float64(logits, rows), torch.split(classes, rows))
-    ]
-    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.float64), classes
+    distances = [torch.zeros(0, dtype=torch.float64)]
+    for piece, own in zip(in_float64(logits, rows), torch.split(classes, rows)):
+        distances.append(torch.linalg.vector_norm(piece - centers[own], dim=1))
+    return torch.cat(distances), classes

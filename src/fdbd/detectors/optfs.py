@@ -97,12 +97,14 @@ class OptFS(Detector):
 
     def formula(self, batch: Batch) -> Tensor:
         logits = required_logits(batch)
-        both = torch.cat([batch.features, logits], dim=1)
         width = batch.features.shape[1]
 
-        def shaped_logit(rows: Tensor) -> Tensor:
-            features, of_rows = rows[:, :width], rows[:, width:]
+        def shaped_logit(features_and_logits: Tensor) -> Tensor:
+            features = features_and_logits[:, :width]
+            weights = self._predicted_weights(features_and_logits[:, width:])
             shaped = self.theta[self._bins_of(features)] * features
-            return (shaped * self._predicted_weights(of_rows)).sum(dim=1)
+            return (shaped * weights).sum(dim=1)
 
+        # One tensor, since `in_blocks` splits one.
+        both = torch.cat([batch.features, logits], dim=1)
         return in_blocks(shaped_logit, both, 4 * width)

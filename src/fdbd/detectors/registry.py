@@ -170,7 +170,9 @@ def _options_by_part(
 ) -> list[dict[str, Any]]:
     """The options of each part, and last those of `Shaped` itself."""
     accepted = [set(parameters_of(kind)) for kind in kinds]
-    accepted.append({"mean"} if len(kinds) > 1 else set())
+    has_shaping = len(kinds) > 1
+    of_shaped = {"mean"} if has_shaping else set()
+    accepted.append(of_shaped)
     by_part: list[dict[str, Any]] = [{} for _ in accepted]
     for option, value in options.items():
         takers = [index for index, names in enumerate(accepted) if option in names]
@@ -195,4 +197,6 @@ def _is_made_without_options(kind: type[Configured]) -> bool:
 
 
 def _matching(names: list[str], pattern: str | None) -> list[str]:
-    return sorted(names) if pattern is None else sorted(fnmatch.filter(names, pattern.lower()))
+    if pattern is None:
+        return sorted(names)
+    return sorted(fnmatch.filter(names, pattern.lower()))

@@ -53,7 +53,8 @@ class SHE(Detector):
         sums = yield from with_logits(
             ClassMeans(head.num_classes + 1, head.num_features, features_by_class), head
         )
-        counts, means = sums.counts[:-1], sums.means()[:-1]
+        counts = sums.counts[:-1]
+        means = sums.means()[:-1]
         if not counts.any():
             raise ValueError(
                 "no training sample is predicted as its label, so SHE has no pattern to store:"
@@ -75,9 +76,9 @@ class SHE(Detector):
 
 
 def features_by_class(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Features (N, P) and classes (N,) of a batch: the label where it is predicted, C where it is
+    """Features (N, P) and classes (N,) of a batch: the label if it is predicted, C if it is
     not."""
-    logits, labels = required_logits(batch), required_labels(batch)
-    return batch.features, torch.where(
-        logits.argmax(dim=1).cpu() == labels, labels, logits.shape[1]
-    )
+    logits = required_logits(batch)
+    labels = required_labels(batch)
+    is_right = logits.argmax(dim=1).cpu() == labels
+    return batch.features, torch.where(is_right, labels, logits.shape[1])

@@ -18,7 +18,7 @@ that holds a 1."""
 
 
 def by_class(logits: Tensor) -> Tensor:
-    """The same (N, C) logits; where classes are few, in memory by class. numpy turns them faster
+    """The same (N, C) logits; if classes are few, in memory by class. numpy turns them faster
     than torch."""
     if logits.shape[1] > 16 or not is_plain(logits):
         return logits

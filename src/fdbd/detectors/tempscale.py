@@ -36,7 +36,7 @@ class TemperatureScaling(Detector):
     O(C) per sample.
 
     Fit it on held-out data, as the paper does: a network that gets every sample right has no best
-    temperature, and T stops at the end of the grid, 1/64 (64 where predictions are worse than
+    temperature, and T stops at the end of the grid, 1/64 (64 if predictions are worse than
     chance).
 
     Args:
@@ -126,9 +126,11 @@ def minimum(points: tuple[float, ...], sums: Tensor) -> tuple[float, bool]:
         return points[0], False
     if right == len(points):
         return points[-1], False
-    value, end_value = values[right - 1], values[right]
-    slope, end_slope = slopes[right - 1], slopes[right]
-    width = points[right] - points[right - 1]
-    bend = slope + end_slope - 3 * (end_value - value) / width
+    left = right - 1
+    slope = slopes[left]
+    end_slope = slopes[right]
+    width = points[right] - points[left]
+    bend = slope + end_slope - 3 * (values[right] - values[left]) / width
     root = (bend * bend - slope * end_slope) ** 0.5
-    return points[right] - width * (end_slope + root - bend) / (end_slope - slope + 2 * root), True
+    step_back = width * (end_slope + root - bend) / (end_slope - slope + 2 * root)
+    return points[right] - step_back, True

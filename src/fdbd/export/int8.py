@@ -1,7 +1,7 @@
 """A guard as an ONNX graph whose network computes in 8 bits, with a new threshold: `export_int8`.
 
 Rounding moves every score, so the threshold is set again on the scores that the quantised graph
-itself gives, and the file appears only where decisions are those of the guard but for a stated
+itself gives, and the file appears only if decisions are those of the guard but for a stated
 share.
 """
 
@@ -47,9 +47,8 @@ class Shift(NamedTuple):
 
     samples: int
     accepted: float  #: share that the guard accepts
-    accepted_before: (
-        float  #: share that the quantised graph would accept with the guard's own threshold
-    )
+    #: share that the quantised graph would accept with the guard's own threshold
+    accepted_before: float
     accepted_after: float  #: share that the written graph accepts, with its new threshold
     disagree: float  #: share on which label or decision of the written graph are not the guard's
 
@@ -76,12 +75,12 @@ def export_int8(
     the rest stays in floating point.
 
     Args:
-        guard: fitted and calibrated, with its model. path, example, class_names, opset: as for
-        `fdbd.export.onnx.export`. data: calibration data, seen by neither the network's training
-        nor the fit: batches of what the model takes, or
-            (inputs, labels). It is iterated over several times.
+        guard: fitted and calibrated, with its model.
+        path, example, class_names, opset: as for `fdbd.export.onnx.export`.
+        data: calibration data, seen by neither the network's training nor the fit: batches of what
+            the model takes, or (inputs, labels). It is iterated over several times.
         disagreement: the largest share of samples whose label or decision may differ from the
-            guard's; where more do, an ExportError is raised and no file written.
+            guard's; if more do, an ExportError is raised and no file written.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
@@ -107,7 +106,7 @@ def export_int8(
         def write_in_8_bits(guard: Guard) -> Decision:
             """The quantised graph of a guard, and its answers."""
             export(guard, plain, example, class_names=class_names, opset=opset)
-            _quantise(plain, quantised, [rows for rows, _ in _split(data) if len(rows)])
+            _quantise(plain, quantised, _rows_for_ranges(data))
             run = runtime(quantised)
 
             def ask(rows: Tensor) -> list[Tensor]:
@@ -121,16 +120,7 @@ def export_int8(
         first = write_in_8_bits(guard)
         recalibrated = _with_threshold_from(guard, first)
         last = write_in_8_bits(recalibrated)
-        own_threshold = guard.stages.require_threshold()
-        rejected_before = own_threshold.is_ood(first.scores, first.labels)
-        differs = (last.labels != own.labels) | (last.is_ood != own.is_ood)
-        shift = Shift(
-            samples=len(last.scores),
-            accepted=1 - _share(own.is_ood),
-            accepted_before=1 - _share(rejected_before),
-            accepted_after=1 - _share(last.is_ood),
-            disagree=_share(differs),
-        )
+        shift = _shift(guard, own, first, last)
         if shift.disagree > disagreement:
             raise ExportError(
                 f"in 8 bits, {shift.disagree:.1%} of {shift.samples} calibration samples get "
@@ -146,6 +136,30 @@ def export_int8(
         details={"int8": shift._asdict()},
         note=str(shift),
     )
+
+
+def _shift(guard: Guard, own: Decision, first: Decision, last: Decision) -> Shift:
+    """How the decisions of the graph differ from the guard's `own`: `first` with the guard's
+    threshold, `last` with the new one."""
+    threshold = guard.stages.require_threshold()
+    rejected_before = threshold.is_ood(first.scores, first.labels)
+    differs = (last.labels != own.labels) | (last.is_ood != own.is_ood)
+    return Shift(
+        samples=len(last.scores),
+        accepted=1 - _share(own.is_ood),
+        accepted_before=1 - _share(rejected_before),
+        accepted_after=1 - _share(last.is_ood),
+        disagree=_share(differs),
+    )
+
+
+def _rows_for_ranges(data: Iterable[Any]) -> list[Tensor]:
+    """The rows of each batch that set the ranges of activations."""
+    found = []
+    for rows, _ in _split(data):
+        if len(rows):
+            found.append(rows)
+    return found
 
 
 def _answers(ask: Callable[[Tensor], Sequence[Tensor]], data: Iterable[Any]) -> Decision:

@@ -44,7 +44,7 @@ def export_openvino(
     `fdbd.export.onnx.export`.
 
     The files appear after OpenVINO has given torch's answers on its CPU in float32; on processors
-    where it prefers bfloat16, compile the model with ``INFERENCE_PRECISION_HINT`` "f32" to get
+    for which it prefers bfloat16, compile the model with ``INFERENCE_PRECISION_HINT`` "f32" to get
     them. What the ONNX file says of itself is in the model's runtime information, JSON under
     ``fdbd``.
 
@@ -68,7 +68,8 @@ def export_openvino(
         export(guard, source, example, class_names=class_names, opset=opset)
         try:
             model = openvino.convert_model(os.fspath(source))
-        except Exception as error:  # its converter raises classes of its own
+        except Exception as error:
+            # Its converter raises classes of its own.
             raise ExportError(f"OpenVINO cannot convert the graph: {error}") from error
         for key, value in metadata(source).items():
             model.set_rt_info(json.dumps(value, sort_keys=True), ["fdbd", key])

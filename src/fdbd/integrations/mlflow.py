@@ -80,7 +80,8 @@ class _Model:
         input."""
         inputs = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
         takes_features = self.opened.preprocess is None
-        batch = RowBatch(range(len(inputs)), Batch(inputs) if takes_features else inputs, {})
+        taken = Batch(inputs) if takes_features else inputs
+        batch = RowBatch(range(len(inputs)), taken, {})
         decided = decide_rows(self.opened.guard, batch, self.opened.class_names)
         frame = {
             "label": np.ma.getdata(decided["label"]),

@@ -106,9 +106,8 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
                 f"y holds {len(self.classes_)} class, expected samples of at least two classes"
             )
         train, held = self._split(labels)
-        self.classifier_ = clone(
-            LogisticRegression() if self.classifier is None else self.classifier
-        )
+        classifier = LogisticRegression() if self.classifier is None else self.classifier
+        self.classifier_ = clone(classifier)
         self.classifier_.fit(_safe_indexing(X, train), y[train])
         for name in ("n_features_in_", "feature_names_in_"):
             if isinstance(self.classifier_, Pipeline) and hasattr(self.classifier_, name):
@@ -117,12 +116,18 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         head = self._head(next(iter(data)))
         self.detector_ = copy.deepcopy(as_detector(self.detector))
         self.detector_.fit(data, head)
-        calibration = _Chunks(self._features(_safe_indexing(X, held))) if len(held) else data
-        if isinstance(self.detector_, Ensemble):  # whose p-values need ID data of their own
-            own = calibration
+        if len(held):
+            calibration = _Chunks(self._features(_safe_indexing(X, held)))
+        else:
+            calibration = data
+        if isinstance(self.detector_, Ensemble):
+            # Its p-values need ID data of their own, if there are enough to share.
+            of_ensemble = calibration
             if len(held) > 3:
-                own, calibration = _Chunks(own.X[::2]), _Chunks(own.X[1::2])
-            self.detector_.calibrate(own)
+                held_features = calibration.X
+                of_ensemble = _Chunks(held_features[::2])
+                calibration = _Chunks(held_features[1::2])
+            self.detector_.calibrate(of_ensemble)
         target = Target(tpr=self.tpr) if self.alpha is None else Target(alpha=self.alpha)
         self.threshold_ = Threshold.from_scores(self._scores(calibration), **target)
         self.offset_ = float(self.threshold_.value[0])
@@ -151,13 +156,16 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         """Share of samples that are handled correctly: those of a known class accepted and
         classified correctly, those whose label y was not in the training data rejected."""
         y = column_or_1d(y)
-        accepted = self.predict(X) == 1
-        known = np.isin(y, self.classes_)
-        return float(np.where(known, accepted & (self.predict_class(X) == y), ~accepted).mean())
+        is_accepted = self.predict(X) == 1
+        is_right = self.predict_class(X) == y
+        is_known = np.isin(y, self.classes_)
+        is_handled = np.where(is_known, is_accepted & is_right, ~is_accepted)
+        return float(is_handled.mean())
 
     def _check(self, X: Any) -> Any:
         if isinstance(self.classifier_, Pipeline):
-            return X  # its first step knows what it takes: text, tables, …
+            # Its first step knows what it takes: text, tables, …
+            return X
         return validate_data(self, X, **_TABLE, reset=False)
 
     def _split(self, labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -166,20 +174,23 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         if not self.calibration:
             return np.arange(len(labels)), np.arange(0)
         random = check_random_state(self.random_state)
+        # In random order, class by class; `rank` counts from 0 within each class.
         order = random.permutation(len(labels))
         order = order[np.argsort(labels[order], kind="stable")]
         counts = np.bincount(labels)
-        rank = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+        first_of_class = np.repeat(np.cumsum(counts) - counts, counts)
+        rank = np.arange(len(labels)) - first_of_class
+        # Spread evenly over (0, 1) in every class: the largest hold out the same share of each.
         place = (rank + random.uniform(size=len(labels))) / np.repeat(counts, counts)
         spare = np.flatnonzero(rank > 0)
         if not len(spare):
-            why = (
-                f"each of the {len(labels)} samples has a class of its own, none can be held out"
-                " for the threshold"
+            raise ValueError(
+                f"each of the {len(labels)} samples has a class of its own, so none can be held out "
+                "for the threshold: give more samples, or calibration=0"
             )
-            raise ValueError(f"{why}: give more samples, or calibration=0")
         wanted = max(1, round(self.calibration * len(labels)))
-        held = order[spare[np.argsort(-place[spare])[:wanted]]]
+        by_descending_place = spare[np.argsort(-place[spare])]
+        held = order[by_descending_place[:wanted]]
         return np.setdiff1d(np.arange(len(labels)), held), np.sort(held)
 
     def _features(self, X: Any) -> Any:
@@ -191,44 +202,33 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
     def _head(self, some: Batch) -> Head:
         """The classifier's weights, tried on a few training samples."""
         last = self.classifier_[-1] if isinstance(self.classifier_, Pipeline) else self.classifier_
-        kind, expected = (
-            type(last).__name__,
-            "LogisticRegression, LinearSVC, SGDClassifier or RidgeClassifier",
-        )
+        kind = type(last).__name__
+        expected = "LogisticRegression, LinearSVC, SGDClassifier or RidgeClassifier"
         if not hasattr(last, "coef_") or not hasattr(last, "intercept_"):
             raise TypeError(
                 f"{kind} has no coef_ and intercept_, expected a linear classifier such as"
                 f" {expected}"
             )
         weight = last.coef_.toarray() if sparse.issparse(last.coef_) else np.atleast_2d(last.coef_)
-        head = Head(
-            weight.astype(np.float64),
-            np.broadcast_to(last.intercept_, len(weight)).astype(np.float64),
-        )
+        bias = np.broadcast_to(last.intercept_, len(weight))
+        head = Head(weight.astype(np.float64), bias.astype(np.float64))
         if head.num_classes == len(self.classes_):
             features = some.features[:256]
-            logits, places = (
-                head(features).numpy(),
-                np.searchsorted(self.classes_, last.predict(features.numpy())),
-            )
-            best, chosen = (
-                logits.max(axis=1),
-                np.take_along_axis(logits, places[:, None], axis=1)[:, 0],
-            )
-            if np.all(best - chosen <= 1e-6 * (1 + np.abs(best))):
+            predicted = np.searchsorted(self.classes_, last.predict(features.numpy()))
+            if _predicts_largest(head(features).numpy(), predicted):
                 return head
-        what = (
-            f"coef_ of shape {weight.shape} does not predict the largest of coef_ · x + intercept_"
-        )
         raise TypeError(
-            f"{kind} with {what} over {len(self.classes_)} classes, expected one such as {expected}"
+            f"{kind} with coef_ of shape {weight.shape} does not predict the largest of "
+            f"coef_ · x + intercept_ over {len(self.classes_)} classes, expected one such as "
+            f"{expected}"
         )
 
     def _scores(self, chunks: _Chunks) -> NDArray[np.float64]:
         with torch.no_grad():
             scores = [self.detector_.score(batch).to(torch.float64).numpy() for batch in chunks]
         found = np.concatenate([np.zeros(0), *scores])
-        return np.where(found < np.inf, found, -np.inf)  # what is not finite is unfamiliar
+        # What is not finite is unfamiliar.
+        return np.where(found < np.inf, found, -np.inf)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -237,14 +237,24 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         return tags
 
 
+def _predicts_largest(logits: NDArray[np.float64], predicted: NDArray[Any]) -> bool:
+    """Whether the predicted classes (N,) have the largest of the logits (N, C), but for rounding."""
+    largest = logits.max(axis=1)
+    of_predicted = np.take_along_axis(logits, predicted[:, None], axis=1)[:, 0]
+    return bool(np.all(largest - of_predicted <= 1e-6 * (1 + np.abs(largest))))
+
+
 class _Chunks:
     """Batches of a dense or sparse matrix (N, P), each dense and in float64."""
 
     def __init__(self, X: Any, labels: NDArray[Any] | None = None) -> None:
-        self.X, self.labels = X, labels
+        self.X = X
+        self.labels = labels
 
     def __iter__(self) -> Iterator[Batch]:
-        for rows in gen_batches(self.X.shape[0], max(1, _CHUNK // max(1, self.X.shape[1]))):
+        count, width = self.X.shape
+        rows_per_batch = max(1, _CHUNK // max(1, width))
+        for rows in gen_batches(count, rows_per_batch):
             part = self.X[rows].toarray() if sparse.issparse(self.X) else self.X[rows]
             labels = None if self.labels is None else torch.from_numpy(self.labels[rows])
             yield Batch(torch.from_numpy(np.array(part, dtype=np.float64)), labels=labels)

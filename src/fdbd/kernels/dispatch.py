@@ -50,11 +50,10 @@ def folded_score(
     is_traced = tracing()
     is_hidden = is_out_of_sight(features)
     if not is_hidden and predicted is None and logits is not None:
-        size = features.numel()
-        is_few = 0 < size <= _FEW and size < WORTH_A_KERNEL and logits.numel() <= _FEW
-        if is_few and is_plain(features, logits, *folded):
+        if _are_few(features, logits) and is_plain(features, logits, *folded):
             with np.errstate(all="ignore"):
                 return _score_of_few(features, logits, folded, divide)
+    # Logits that cannot be looked at count as not finite, and are checked row by row below.
     logits_are_finite = logits is None
     if predicted is None:
         assert logits is not None
@@ -73,6 +72,12 @@ def folded_score(
     if logits is not None and not logits_are_finite:
         scores = torch.where(torch.isfinite(logits).all(dim=1), scores, torch.nan)
     return scores
+
+
+def _are_few(features: Tensor, logits: Tensor) -> bool:
+    """Whether numpy scores these faster than torch or a compiled kernel."""
+    size = features.numel()
+    return 0 < size <= _FEW and size < WORTH_A_KERNEL and logits.numel() <= _FEW
 
 
 def _score_of_few(features: Tensor, logits: Tensor, folded: Folded, divide: bool) -> Tensor:
@@ -145,7 +150,7 @@ def _check_classes(predicted: Tensor, classes: int) -> None:
 def plain_score(features: Tensor, predicted: Tensor, folded: Folded, divide: bool) -> Tensor:
     """The definition of `folded_score` in plain torch: (N,) scores ``(normals[k]·d + offsets[k]) /
     max(‖d‖, floor)`` with d = features − center and k = predicted (N,), without the denominator
-    if `divide` is False. NaN where d holds a NaN or an infinity, or is too large for the
+    if `divide` is False. NaN for a row whose d holds a NaN or an infinity, or is too large for the
     dtype."""
     normals, offsets, center, floor = folded
     deviation = features - center
@@ -191,7 +196,8 @@ def compile_kernels(dtype: torch.dtype = torch.float32) -> None:
 def _run_score(
     kernel: Callable[..., None], features: Tensor, predicted: Tensor, folded: Folded, divide: bool
 ) -> Tensor:
-    normals, offsets, center, floor = (tensor.detach().contiguous().numpy() for tensor in folded)
+    arrays = [tensor.detach().contiguous().numpy() for tensor in folded]
+    normals, offsets, center, floor = arrays
     values = features.detach().contiguous().numpy()
     classes = predicted.contiguous().numpy()
     out = np.empty_like(values, shape=len(values))

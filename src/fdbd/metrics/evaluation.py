@@ -30,7 +30,8 @@ class Estimate(float):
 
     def __new__(cls, value: float, low: float, high: float) -> Estimate:
         self = super().__new__(cls, value)
-        self.low, self.high = float(low), float(high)
+        self.low = float(low)
+        self.high = float(high)
         return self
 
     @property

@@ -29,7 +29,7 @@ def auroc_interval(counts: Counts, confidence: float) -> Interval:
     the placements: few overlapping samples, few degrees of freedom. With many, nothing changes.
     - It never leaves the pair limits: min(n, m) disjoint ID-OOD pairs are independent trials that
     succeed with probability AUROC, so the Clopper-Pearson limits for that many trials are valid, if
-    wide. They are also the interval where the variance is zero: at AUROC 1, for n = m = 1000, it is
+    wide. They are also the interval if the variance is zero: at AUROC 1, for n = m = 1000, it is
     [0.9963, 1].
     - It reaches at least as far towards 1/2 as an unseen share p of look-alikes would take it, (1 −
     p)·AUROC + p/2, with p the largest share of one side that a sample of that size misses with
@@ -101,8 +101,9 @@ def fpr_interval(
     tpr = float(as_decimal(tpr))
     rng = np.random.default_rng(seed)
     value = float(np.mean([false_positive_rate(counts, tpr) for counts in sets]))
+    shares_negatives = shared == "negative"
     uniform = None
-    if shared == "negative" and len(sets) > 1:
+    if shares_negatives and len(sets) > 1:
         uniform = rng.random(draws)
 
     def beta(a: Floats, b: Floats) -> Floats:
@@ -112,17 +113,20 @@ def fpr_interval(
         quantiles: Floats = betaincinv(a, b, uniform)
         return quantiles
 
-    below = None
+    rank = None
     uppers = []
     lowers = []
     for counts in sets:
-        if below is None or shared == "negative":
-            below = rng.binomial(counts.num_positive, 1 - tpr, size=draws)
+        if rank is None or shares_negatives:
+            rank = rng.binomial(counts.num_positive, 1 - tpr, size=draws)
         total = counts.num_negative
-        most = _accepted(counts, below)
-        fewest = _accepted(counts, below + 1)
-        uppers.append(np.where(most == total, 1.0, beta(most + 1, np.maximum(total - most, 1))))
-        lowers.append(np.where(fewest == 0, 0.0, beta(np.maximum(fewest, 1), total - fewest + 1)))
+        # The Beta laws are not defined at the ends, where the limit is known.
+        most = _accepted(counts, rank)
+        upper = beta(most + 1, np.maximum(total - most, 1))
+        uppers.append(np.where(most == total, 1.0, upper))
+        fewest = _accepted(counts, rank + 1)
+        lower = beta(np.maximum(fewest, 1), total - fewest + 1)
+        lowers.append(np.where(fewest == 0, 0.0, lower))
     tail = (1 - confidence) / 2
     low = np.quantile(np.mean(lowers, axis=0), tail)
     high = np.quantile(np.mean(uppers, axis=0), 1 - tail)

@@ -128,21 +128,17 @@ def _image_intervals(
     edges = np.unique(np.quantile(pooled, np.linspace(0, 1, BOOTSTRAP_BINS + 1)[1:-1]))
     bins = len(edges) + 1
 
-    def histograms(sides: Sequence[Floats]) -> Floats:
-        found = [
-            np.bincount(np.searchsorted(edges, side, "right"), minlength=bins) for side in sides
-        ]
-        return np.stack(found).astype(np.float64)
-
-    id_counts = histograms(inside)
-    ood_counts = histograms(outside)
+    id_counts = _histograms(inside, edges)
+    ood_counts = _histograms(outside, edges)
+    num_images = len(inside)
     rng = np.random.default_rng(seed)
     found: list[tuple[float, float, float]] = []
     levels = np.arange(bins, dtype=np.float64)
     for _ in range(draws):
-        chosen = np.bincount(rng.integers(len(inside), size=len(inside)), minlength=len(inside))
-        ood_drawn = chosen @ ood_counts
-        id_drawn = chosen @ id_counts
+        drawn_images = rng.integers(num_images, size=num_images)
+        times_drawn = np.bincount(drawn_images, minlength=num_images)
+        ood_drawn = times_drawn @ ood_counts
+        id_drawn = times_drawn @ id_counts
         is_filled = ood_drawn + id_drawn > 0
         # From the lowest score up: the most OOD-like pixels first.
         counts = Counts(ood_drawn[is_filled], id_drawn[is_filled], -levels[is_filled])
@@ -153,6 +149,15 @@ def _image_intervals(
         return np.zeros(3), np.ones(3)
     tail = (1 - confidence) / 2
     return np.quantile(found, tail, axis=0), np.quantile(found, 1 - tail, axis=0)
+
+
+def _histograms(scores_of_images: Sequence[Floats], edges: Floats) -> Floats:
+    """(images, bins) how many pixels of each image lie between neighbouring edges."""
+    found = []
+    for scores in scores_of_images:
+        bin_of_pixel = np.searchsorted(edges, scores, "right")
+        found.append(np.bincount(bin_of_pixel, minlength=len(edges) + 1))
+    return np.stack(found).astype(np.float64)
 
 
 class Components(NamedTuple):
@@ -184,7 +189,7 @@ def evaluate_components(
     mean of F1 = 2 TP / (2 TP + FN + FP) over τ = 0.25, 0.30, …, 0.75. Components are 8-connected.
 
     Args:
-        flagged: maps (H, W) of booleans, True where a pixel is called OOD.
+        flagged: maps (H, W) of booleans, True for a pixel that is called OOD.
         truth: maps (H, W) of 0 (ID), 1 (OOD) and 255 (ignored: neither side counts it).
         min_pixels: predicted components that are smaller are left out (SegmentMeIfYouCan takes 500
             for its anomaly track and 50 for its obstacle track).
@@ -195,9 +200,8 @@ def evaluate_components(
     expect("min_pixels", min_pixels, min_pixels >= 1, "at least 1")
     true_scores: list[float] = []
     predicted_scores: list[float] = []
-    for score, mask in _checked_pairs(
-        [np.asarray(each, dtype=np.float64) for each in flagged], truth
-    ):
+    flags = [np.asarray(each, dtype=np.float64) for each in flagged]
+    for score, mask in _checked_pairs(flags, truth):
         is_counted = mask != IGNORED
         truths = connected((mask == OOD) & is_counted)
         predictions = connected((score > 0) & is_counted, min_pixels)
@@ -205,10 +209,12 @@ def evaluate_components(
         predicted_scores += _precisions(truths, predictions)
     if not true_scores:
         raise ValueError("the truth maps hold no OOD component")
+    ppv = float(np.mean(predicted_scores)) if predicted_scores else float("nan")
+    f1_at_levels = [_f1(true_scores, predicted_scores, level) for level in F1_LEVELS]
     return Components(
         siou=float(np.mean(true_scores)),
-        ppv=float(np.mean(predicted_scores)) if predicted_scores else float("nan"),
-        f1=float(np.mean([_f1(true_scores, predicted_scores, level) for level in F1_LEVELS])),
+        ppv=ppv,
+        f1=float(np.mean(f1_at_levels)),
         num_true=len(true_scores),
         num_predicted=len(predicted_scores),
     )

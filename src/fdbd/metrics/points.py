@@ -138,14 +138,15 @@ def roc_curve(
     thresholds = np.append(np.inf, counts.scores)
     if len(fpr) > points:
         along = np.searchsorted(fpr + tpr, np.linspace(0, 2, points))
-        keep = np.unique(np.minimum(along, len(fpr) - 1))
-        fpr, tpr, thresholds = fpr[keep], tpr[keep], thresholds[keep]
+        kept = np.unique(np.minimum(along, len(fpr) - 1))
+        return fpr[kept], tpr[kept], thresholds[kept]
     return fpr, tpr, thresholds
 
 
 def oriented(counts: Counts, positive: str) -> Counts:
     """`counts`, which have ID as positive, with the side named `positive` as positive."""
-    return counts if one_of("positive", positive, "id", "ood") == "id" else counts.swapped()
+    one_of("positive", positive, "id", "ood")
+    return counts if positive == "id" else counts.swapped()
 
 
 def area(counts: Counts) -> float:
@@ -155,7 +156,7 @@ def area(counts: Counts) -> float:
 
 
 def false_positive_rate(counts: Counts, tpr: float) -> float:
-    """FPR of `counts` at the first level where the accepted positives are at least a share
+    """FPR of `counts` at the first level at which the accepted positives are at least a share
     `tpr`."""
     need = count_to_accept(counts.num_positive, tpr)
     level = int(np.searchsorted(np.cumsum(counts.positive), need))
@@ -166,4 +167,5 @@ def average_precision(counts: Counts, extra_negatives: float = 0.0) -> float:
     """AUPR of `counts`; `extra_negatives` are put above every sample."""
     true = np.cumsum(counts.positive)
     false = np.cumsum(counts.negative) + extra_negatives
-    return float((counts.positive * (true / (true + false))).sum() / counts.num_positive)
+    precision = true / (true + false)
+    return float((counts.positive * precision).sum() / counts.num_positive)

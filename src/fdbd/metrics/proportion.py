@@ -27,7 +27,7 @@ class Proportion:
         from scipy.special import betaincinv
 
         if not 0 <= count <= total:
-            raise ValueError(f"{count} of {total} samples is no share")
+            raise ValueError(f"{count} of {total} samples is not a share")
         if total == 0:
             return cls(0, 0, float("nan"), 0.0, 1.0)
         tail = (1 - confidence) / 2

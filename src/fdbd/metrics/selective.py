@@ -95,7 +95,7 @@ def risk_coverage(
     risk = np.cumsum(levels.failures) / accepted
     if len(coverage) > points:
         kept = np.unique(np.searchsorted(coverage, np.linspace(coverage[0], 1, points)))
-        coverage, risk = coverage[kept], risk[kept]
+        return coverage[kept], risk[kept]
     return coverage, risk
 
 
@@ -128,7 +128,7 @@ def augrc(
     """Area under the generalised risk-coverage curve (Traub et al., 2024): the mean probability
     that a sample is accepted and a failure; smaller is better.
 
-    It equals (1 − AUROC_f)·a·(1 − a) + (1 − a)²/2, a the share of samples that are no failures and
+    It equals (1 − AUROC_f)·a·(1 − a) + (1 − a)²/2, a the share of samples that are not failures and
     AUROC_f that of failures against the others. Unlike AURC it gives each failure the same weight,
     wherever the ones above it stand.
 
@@ -157,22 +157,27 @@ def accuracy_at_coverage(
     """
     decisions = Decisions.from_scores(id_scores, correct)
     levels = Levels.from_decisions(decisions)
-    total = len(decisions.scores)
-    need = count_to_accept(total, coverage)
+    need = count_to_accept(len(decisions.scores), coverage)
     accepted_at = np.cumsum(levels.counts)
     level = int(np.searchsorted(accepted_at, need))
     accepted = accepted_at[level]
     value = 1.0 - levels.failures[: level + 1].sum() / accepted
     low, high = clopper_pearson(value, accepted, confidence)
     if 0 < value < 1:
-        share = accepted / total
-        at_threshold = _accuracy_near(decisions, int(accepted))
-        binomial = value * (1 - value) / accepted
-        of_threshold = (at_threshold - value) ** 2 * (1 - share) / accepted
-        wider = math.sqrt(1 + of_threshold / binomial)
-        low = value - wider * (value - low)
-        high = value + wider * (high - value)
+        factor = _widening(decisions, value, accepted)
+        low = value - factor * (value - low)
+        high = value + factor * (high - value)
     return Estimate(value, max(0.0, low), min(1.0, high))
+
+
+def _widening(decisions: Decisions, accuracy: Any, accepted: Any) -> float:
+    """By how much an interval for the accuracy of the accepted samples, for a given threshold,
+    grows because the threshold is estimated from the same samples."""
+    share = accepted / len(decisions.scores)
+    at_threshold = _accuracy_near(decisions, int(accepted))
+    binomial_variance = accuracy * (1 - accuracy) / accepted
+    variance_of_threshold = (at_threshold - accuracy) ** 2 * (1 - share) / accepted
+    return math.sqrt(1 + variance_of_threshold / binomial_variance)
 
 
 def evaluate_joint(
@@ -301,7 +306,7 @@ def _with_interval(
 
 
 def _degrees_of_freedom(influences: Influences) -> float:
-    """Satterthwaite's degrees of freedom of the variance: few where it rests on few samples."""
+    """Satterthwaite's degrees of freedom of the variance: few if it rests on few samples."""
     variance = 0.0
     uncertainty = 0.0
     for side in influences:

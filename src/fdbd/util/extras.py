@@ -1,4 +1,4 @@
-"""Imports by name: optional packages, named with their pip command where they are missing, and a
+"""Imports by name: optional packages, named with their pip command if they are missing, and a
 user's objects."""
 
 import importlib

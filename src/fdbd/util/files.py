@@ -47,7 +47,7 @@ def data_roots() -> tuple[Path, ...]:
 
 
 def downloads_allowed() -> bool:
-    """Whether anything may be downloaded: not where ``FDBD_OFFLINE`` is set, except to 0."""
+    """Whether anything may be downloaded: not if ``FDBD_OFFLINE`` is set, except to 0."""
     return os.environ.get("FDBD_OFFLINE", "") in ("", "0")
 
 
@@ -94,7 +94,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def check_place(path: Path) -> None:
-    """One sentence where no file can be written under this name."""
+    """An error of one sentence if no file can be written under this name."""
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; create it first")
     if path.is_dir():
@@ -103,23 +103,26 @@ def check_place(path: Path) -> None:
         )
     if path.exists() and not path.is_file():
         raise FileExistsError(
-            f"{str(path)!r} is no regular file, and would be replaced by one; choose another name"
+            f"{str(path)!r} is not a regular file, and would be replaced by one; choose another name"
         )
 
 
 def refuse_overlap(
     out: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str] | None]
 ) -> None:
-    """One sentence where writing `out` would overwrite one of the inputs, also through links."""
+    """FileExistsError if writing `out` would overwrite one of the inputs, also through links."""
     for path in inputs:
-        with contextlib.suppress(OSError, ValueError):  # one that is not there is not overwritten
-            if path is not None and os.path.samefile(out, os.path.expanduser(path)):
-                break
-    else:
-        return
-    raise FileExistsError(
-        f"the output {os.fspath(out)!r} is also an input, which would be lost; choose another --out"
-    )
+        if path is None:
+            continue
+        try:
+            is_same = os.path.samefile(out, os.path.expanduser(path))
+        except (OSError, ValueError):
+            # One of the two does not exist, so nothing is overwritten.
+            is_same = False
+        if is_same:
+            raise FileExistsError(
+                f"the output {os.fspath(out)!r} is also an input, which would be lost; choose another --out"
+            )
 
 
 def remove_drafts(target: Path, older_than: float = 3600.0) -> None:
@@ -151,7 +154,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON in a file, or None where there is none or it is broken."""
+    """The JSON in a file, or None if there is no such file or it is broken."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -201,7 +204,7 @@ def lock(path: Path, *, wait: bool = True) -> Iterator[bool | None]:
 
 def stamp(path: str | os.PathLike[str]) -> str:
     """What changes when a file is rewritten or replaced (size, times and inode), and the machine
-    that says so; empty where there is no file."""
+    that says so; empty if there is no file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -212,10 +215,14 @@ def stamp(path: str | os.PathLike[str]) -> str:
 
 
 def check_unchanged(path: str | os.PathLike[str], expected: str) -> None:
-    """One sentence where a file no longer has the `stamp` that it had."""
-    now, before = stamp(path).split(" "), expected.split(" ")
-    if now[-1] != before[-1]:  # another machine knows the file, or its copy, by an inode of its own
-        now, before = now[:2], before[:2]
+    """ValueError if a file no longer has the `stamp` that it had."""
+    now = stamp(path).split(" ")
+    before = expected.split(" ")
+    is_same_machine = now[-1] == before[-1]
+    if not is_same_machine:
+        # Another machine knows the file, or its copy, by an inode of its own: size and time count.
+        now = now[:2]
+        before = before[:2]
     if now != before:
         raise ValueError(
             f"{os.fspath(path)} was changed or replaced while it was read; run the command again"
@@ -252,9 +259,8 @@ def file_hashes(paths: Sequence[Path]) -> list[str]:
     if not paths:
         return []
     folder = os.path.commonpath([os.path.abspath(path.parent) for path in paths])
-    index_path = (
-        cache_root() / "hashes" / (hashlib.sha256(folder.encode()).hexdigest()[:32] + ".json")
-    )
+    folder_hash = hashlib.sha256(folder.encode()).hexdigest()[:32]
+    index_path = cache_root() / "hashes" / f"{folder_hash}.json"
     index = read_json(index_path)
     known = index if isinstance(index, dict) else {}
     fresh: dict[str, list[Any]] = {}
@@ -263,12 +269,15 @@ def file_hashes(paths: Sequence[Path]) -> list[str]:
         absolute = os.path.abspath(path)
         try:
             stat = os.stat(absolute)
-            *seen, digest = known.get(absolute) or [None]
-            if seen != [stat.st_size, stat.st_mtime_ns]:
-                digest = hash_file(path)
-                if time.time() - stat.st_mtime > _SETTLED_SECONDS:
-                    fresh[absolute] = [stat.st_size, stat.st_mtime_ns, digest]
-            return str(digest)
+            size_and_time = [stat.st_size, stat.st_mtime_ns]
+            entry = known.get(absolute)
+            if isinstance(entry, list) and entry[:-1] == size_and_time:
+                return str(entry[-1])
+            digest = hash_file(path)
+            # A file that was just written may change again within the resolution of its time.
+            if time.time() - stat.st_mtime > _SETTLED_SECONDS:
+                fresh[absolute] = [*size_and_time, digest]
+            return digest
         except OSError:
             return "unreadable"
 
@@ -282,13 +291,16 @@ def file_hashes(paths: Sequence[Path]) -> list[str]:
 
 def _to_disk(path: Path) -> None:
     """Wait until a file or a folder is on the disk."""
-    if path.is_dir() and os.name == "nt":
+    is_folder = path.is_dir()
+    if is_folder and os.name == "nt":
         return
-    number = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    mode = os.O_RDONLY if is_folder else os.O_RDWR
+    number = os.open(path, mode)
     try:
         os.fsync(number)
     except OSError:
-        if not path.is_dir():  # some file systems cannot for folders
+        # Some file systems cannot do it for folders.
+        if not is_folder:
             raise
     finally:
         os.close(number)

@@ -22,22 +22,24 @@ _COMMANDS = (
 
 
 def printable(text: str) -> str:
-    """The text on one line, with control characters, and bytes of file names that are no UTF-8, as
-    escapes.
+    """The text on one line, with control characters, and bytes of file names that are not UTF-8,
+    as escapes.
 
     >>> printable("caf\\x1b[31m\\udce9")
     'caf\\\\x1b[31m\\\\udce9'
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(
-        char.encode("unicode_escape").decode() if unicodedata.category(char) in _COMMANDS else char
-        for char in text
-    )
+    shown = []
+    for char in text:
+        if unicodedata.category(char) in _COMMANDS:
+            char = char.encode("unicode_escape").decode()
+        shown.append(char)
+    return "".join(shown)
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, on one line; its type where it says nothing.
+    """What an error says, on one line; its type if it says nothing.
 
     >>> one_line(OSError("no\\nroom")), one_line(MemoryError())
     ('no room', 'MemoryError')
@@ -61,9 +63,8 @@ def answer_interrupts(message: str) -> Iterator[None]:
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(
-        writer, warn_on_full_buffer=False
-    )  # written to by the signal itself
+    # The signal itself writes to it.
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     told = threading.Lock()
 
     def tell() -> None:

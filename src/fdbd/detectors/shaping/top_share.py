@@ -23,7 +23,7 @@ class TopShare(Shaping):
         return largest(features, max(1, width - round(width * self.percentile / 100)))
 
     def ratio(self, features: Tensor, top: Tensor | None = None) -> Tensor:
-        """(N, 1) sum of all activations over the sum of the k largest; 1 where the latter is 0."""
+        """(N, 1) sum of all activations over the sum of the k largest; 1 if the latter is 0."""
         if top is None:
             top = self.top(features)
         of_top = top.sum(dim=1, keepdim=True)
@@ -54,6 +54,11 @@ def prune(features: Tensor, top: Tensor, fill: Tensor | None = None) -> Tensor:
     # Mostly few rows.
     tied = surplus[:, 0] > 0
     if tied.any():
-        is_last = features.detach()[tied] == kth[tied]
-        is_kept[tied] *= ~(is_last & (is_last.flip(1).cumsum(dim=1).flip(1) <= surplus[tied]))
-    return is_kept * (features if fill is None else fill)
+        is_kth = features.detach()[tied] == kth[tied]
+        # How many of the tied values stand from here to the end of the row: the last ones go.
+        ties_from_here = is_kth.flip(1).cumsum(dim=1).flip(1)
+        is_surplus = is_kth & (ties_from_here <= surplus[tied])
+        is_kept[tied] *= ~is_surplus
+    if fill is None:
+        return is_kept * features
+    return is_kept * fill

@@ -57,21 +57,23 @@ class VRA(Shaping):
     def passes(self, head: Head) -> Passes:
         coarse = yield _FeatureBins(head.num_features)
         warn_of_few_for_percentile("vra", coarse.count, self.high)
-        # As the authors do, between the two order statistics next to the percentile.
+        # As the authors do, each percentile lies between the two order statistics next to it.
         last = coarse.count - 1
-        low = self.low / 100 * last
-        high = self.high / 100 * last
-        ranks = [int(low), min(int(low) + 1, last), int(high), min(int(high) + 1, last)]
+        low_place = self.low / 100 * last
+        high_place = self.high / 100 * last
         cells = []
         ranks_in_cell = []
-        for rank in ranks:
-            cell, rank_in_cell = coarse.find(rank)
-            cells.append(cell)
-            ranks_in_cell.append(rank_in_cell)
+        for place in (low_place, high_place):
+            below = int(place)
+            above = min(below + 1, last)
+            for rank in (below, above):
+                cell, rank_in_cell = coarse.find(rank)
+                cells.append(cell)
+                ranks_in_cell.append(rank_in_cell)
         fine = yield _FeatureBins(head.num_features, torch.stack(cells))
         values = [fine.value(level, rank) for level, rank in enumerate(ranks_in_cell)]
-        alpha = torch.lerp(values[0], values[1], low % 1)
-        beta = torch.lerp(values[2], values[3], high % 1)
+        alpha = torch.lerp(values[0], values[1], low_place % 1)
+        beta = torch.lerp(values[2], values[3], high_place % 1)
         if self.fit_dtype == torch.float64:
             # Bins are float32's: what was rounded up to alpha is not below.
             alpha = torch.nextafter(alpha.float(), torch.tensor(-torch.inf)).double()
@@ -96,9 +98,11 @@ class _FeatureBins(Additive):
         self.cells = cells
         self.count = 0
         if cells is None:
-            levels, bins = 1, 1 << _COARSE
+            levels = 1
+            bins = 1 << _COARSE
         else:
-            levels, bins = len(cells), 1 << _FINE
+            levels = len(cells)
+            bins = 1 << _FINE
         self.counts = torch.zeros(levels, num_features, bins, dtype=torch.int64)
 
     def update(self, batch: Batch) -> None:
@@ -106,13 +110,15 @@ class _FeatureBins(Additive):
         width, bins = self.counts.shape[1:]
         columns = np.arange(width) * bins
         for piece in batch.features.split(4096):
-            keys = ordered_bits(piece) >> (32 - _COARSE)
-            keys += 1 << _COARSE - 1
+            leading = ordered_bits(piece) >> (32 - _COARSE)
+            # The patterns are signed; bins count from 0.
+            leading += 1 << (_COARSE - 1)
             if self.cells is None:
-                places = [(keys + columns).reshape(-1)]
+                places = [(leading + columns).reshape(-1)]
             else:
-                following = ((ordered_bits(piece) >> (32 - _COARSE - _FINE)) & (bins - 1)) + columns
-                places = [following[keys == cell] for cell in self.cells.numpy()]
+                following = (ordered_bits(piece) >> (32 - _COARSE - _FINE)) & (bins - 1)
+                places_of_following = following + columns
+                places = [places_of_following[leading == cell] for cell in self.cells.numpy()]
             for level, found in enumerate(places):
                 counts = np.bincount(found, minlength=width * bins)
                 self.counts[level] += torch.from_numpy(counts.reshape(width, bins))
@@ -132,5 +138,5 @@ class _FeatureBins(Additive):
         assert self.cells is not None
         fine, _ = self.find(rank, level)
         leading_bits = (self.cells[level] << _FINE) + fine
-        values = values_of_bits(leading_bits << 32 - _COARSE - _FINE)
+        values = values_of_bits(leading_bits << (32 - _COARSE - _FINE))
         return torch.where(values.abs() < torch.finfo(torch.float32).tiny, 0, values)
