@@ -222,8 +222,8 @@ def fold(head: Head) -> tuple[Tensor, Tensor]:
         count = is_apart.sum(axis=1)
         if not count.all():
             raise ValueError(
-                f"the head has fewer than two distinct classes ({head.num_classes} rows of weights, "
-                "all equal), so it has no decision boundary; is the model untrained? Some start "
+                f"the head has fewer than two distinct classes ({head.num_classes} rows of weights,"
+                " all equal), so it has no decision boundary; is the model untrained? Some start "
                 "with a head of zeros: load trained weights"
             )
         # Equal rows have no boundary between them, and are left out.
@@ -270,9 +270,7 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
         constraints = coordinates[c] - coordinates[~is_twin]
         magnitudes = np.abs(others) + abs(own)
         hyperplane = coordinates[c] - coordinates[predicted[i]]
-        out[i, c] = _project(
-            constraints, others - own, magnitudes, hyperplane, closed[i, c].item()
-        )
+        out[i, c] = _project(constraints, others - own, magnitudes, hyperplane, closed[i, c].item())
     return out
 
 

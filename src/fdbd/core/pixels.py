@@ -39,8 +39,8 @@ Pixels = NDArray[np.uint8]
 
 
 class ImageError(ValueError):
-    """A file that is not an image, is cut short, or is larger than allowed. The message is one sentence
-    that names it."""
+    """A file that is not an image, is cut short, or is larger than allowed. The message is one
+    sentence that names it."""
 
 
 def decode(

@@ -116,10 +116,9 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         head = self._head(next(iter(data)))
         self.detector_ = copy.deepcopy(as_detector(self.detector))
         self.detector_.fit(data, head)
+        calibration = data
         if len(held):
             calibration = _Chunks(self._features(_safe_indexing(X, held)))
-        else:
-            calibration = data
         if isinstance(self.detector_, Ensemble):
             # Its p-values need ID data of their own, if there are enough to share.
             of_ensemble = calibration
@@ -185,8 +184,8 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         spare = np.flatnonzero(rank > 0)
         if not len(spare):
             raise ValueError(
-                f"each of the {len(labels)} samples has a class of its own, so none can be held out "
-                "for the threshold: give more samples, or calibration=0"
+                f"each of the {len(labels)} samples has a class of its own, so none can be held "
+                "out for the threshold: give more samples, or calibration=0"
             )
         wanted = max(1, round(self.calibration * len(labels)))
         by_descending_place = spare[np.argsort(-place[spare])]
@@ -238,7 +237,7 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
 
 
 def _predicts_largest(logits: NDArray[np.float64], predicted: NDArray[Any]) -> bool:
-    """Whether the predicted classes (N,) have the largest of the logits (N, C), but for rounding."""
+    """Whether the predicted classes (N,) have the largest logits (N, C), but for rounding."""
     largest = logits.max(axis=1)
     of_predicted = np.take_along_axis(logits, predicted[:, None], axis=1)[:, 0]
     return bool(np.all(largest - of_predicted <= 1e-6 * (1 + np.abs(largest))))

@@ -49,10 +49,10 @@ def folded_score(
     _check_shapes(features, folded, predicted, logits)
     is_traced = tracing()
     is_hidden = is_out_of_sight(features)
-    if not is_hidden and predicted is None and logits is not None:
-        if _are_few(features, logits) and is_plain(features, logits, *folded):
-            with np.errstate(all="ignore"):
-                return _score_of_few(features, logits, folded, divide)
+    can_look = not is_hidden
+    if can_look and predicted is None and logits is not None and _are_few(features, logits, folded):
+        with np.errstate(all="ignore"):
+            return _score_of_few(features, logits, folded, divide)
     # Logits that cannot be looked at count as not finite, and are checked row by row below.
     logits_are_finite = logits is None
     if predicted is None:
@@ -74,10 +74,11 @@ def folded_score(
     return scores
 
 
-def _are_few(features: Tensor, logits: Tensor) -> bool:
-    """Whether numpy scores these faster than torch or a compiled kernel."""
+def _are_few(features: Tensor, logits: Tensor, folded: Folded) -> bool:
+    """Whether numpy can score these, and does so faster than torch or a compiled kernel."""
     size = features.numel()
-    return 0 < size <= _FEW and size < WORTH_A_KERNEL and logits.numel() <= _FEW
+    is_few = 0 < size <= _FEW and size < WORTH_A_KERNEL and logits.numel() <= _FEW
+    return is_few and is_plain(features, logits, *folded)
 
 
 def _score_of_few(features: Tensor, logits: Tensor, folded: Folded, divide: bool) -> Tensor:

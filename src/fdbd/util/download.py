@@ -85,7 +85,7 @@ def fetch(
                 os.replace(part, target)
                 return target
             part.unlink()
-            # Bytes that an earlier attempt left may have been wrong: only then another one can help.
+            # Bytes that an earlier attempt left may be wrong: only then can another one help.
             if start == 0 or is_last:
                 raise DownloadError(
                     f"{url} has {algorithm} {found}, expected {digest}; it was not kept"

@@ -103,7 +103,8 @@ def check_place(path: Path) -> None:
         )
     if path.exists() and not path.is_file():
         raise FileExistsError(
-            f"{str(path)!r} is not a regular file, and would be replaced by one; choose another name"
+            f"{str(path)!r} is not a regular file, and would be replaced by one; choose another "
+            "name"
         )
 
 
@@ -121,7 +122,8 @@ def refuse_overlap(
             is_same = False
         if is_same:
             raise FileExistsError(
-                f"the output {os.fspath(out)!r} is also an input, which would be lost; choose another --out"
+                f"the output {os.fspath(out)!r} is also an input, which would be lost; choose "
+                "another --out"
             )
 
 
