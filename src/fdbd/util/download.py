@@ -57,10 +57,9 @@ def fetch(
     """
     if not url.startswith(("http://", "https://")):
         raise DownloadError(f"{url} is not an http address")
-    if sha256:
-        algorithm = "sha256"
-        digest = sha256
-    else:
+    algorithm = "sha256"
+    digest = sha256
+    if not sha256:
         algorithm = "md5"
         digest = md5
     part = target.with_name(f"{target.name}.part")
