@@ -61,7 +61,7 @@ class InputPerturbation(nn.Module):
     def forward(
         self, images: Inputs, classifier: Network, score: Objective | None = None
     ) -> Tensor:
-        """Floating-point images (N, C, …), moved. `score`, Batch to (N,), is higher where a sample
+        """Floating-point images (N, C, …), moved. `score`, Batch to (N,), is higher if a sample
         is more in-distribution and depends on that sample alone; None: log softmax of the predicted
         class."""
         return self.seen_and_moved(images, classifier, score)[1]

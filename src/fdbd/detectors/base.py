@@ -317,7 +317,7 @@ def _closed_without_a_look(scores: Tensor, read: list[Tensor]) -> Tensor:
 
 
 def _adopt_old_score(cls: type[Detector]) -> None:
-    """Until 0.2 an author wrote `score` where `formula` stands now: such a class still works, with
+    """Until 0.2 an author wrote `score` instead of `formula`: such a class still works, with
     a warning."""
     warnings.warn(
         f"{cls.__qualname__} defines score(batch): rename it to formula(batch), which Detector's "

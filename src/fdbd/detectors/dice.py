@@ -14,7 +14,7 @@ from fdbd.fitting.statistics import Mean
 class DICE(Detector):
     """Energy of a head that keeps only its largest contributions (Sun & Li, 2022).
 
-        score(z) = logsumexp((M ⊙ W) z + b), M = 1 where w_cj · E[z_j] is above the percentile of
+        score(z) = logsumexp((M ⊙ W) z + b), M = 1 if w_cj · E[z_j] is above the percentile of
         all C·P of them
 
     One matrix product with the sparsified weights: O(C·P) per sample.

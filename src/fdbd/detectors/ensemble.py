@@ -223,8 +223,8 @@ class Ensemble(Detector):
         """(M, N) each member's share of what speaks against a sample: its weight times −log of its
         p-value, divided by the sum over all members. A column sums to 1.
 
-        A row that is not trusted has a share of 0 where members trust it; if every p-value is 1,
-        nobody objects, and all shares are equal.
+        Of a row that is not trusted, members that trust it have a share of 0; if every p-value is
+        1, nobody objects, and all shares are equal.
         """
         p = self.p_values(batch)
         surprise = -p.new_tensor(self.shares).unsqueeze(1) * p.log()

@@ -115,9 +115,9 @@ def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:
 
 
 def minimum(points: tuple[float, ...], sums: Tensor) -> tuple[float, bool]:
-    """Where a convex function is least, given its values and slopes (2, G) at ascending points: the
-    minimum of the cubic through the two points between which the slope changes sign, and True; an
-    end point and False if the slope keeps its sign."""
+    """The point at which a convex function is least, given its values and slopes (2, G) at
+    ascending points: the minimum of the cubic through the two points between which the slope
+    changes sign, and True; an end point and False if the slope keeps its sign."""
     values, slopes = sums.tolist()
     right = 0
     while right < len(points) and slopes[right] <= 0:

@@ -276,10 +276,11 @@ def _gain(model: EvaluatedModel) -> dict[str, float]:
 
 
 def _dispersion(model: EvaluatedModel) -> float:
-    """Standard deviation over mean of the deviation, where the ID side and the OOD side have the
-    same weight, whatever their numbers of samples."""
-    inside, *outside = (part.deviation for part in model.standings().values())
-    sides = (inside, np.concatenate(outside))
+    """Standard deviation over mean of the deviation. The ID side and the OOD side have the same
+    weight, whatever their numbers of samples."""
+    # The ID set comes first.
+    deviations = [part.deviation for part in model.standings().values()]
+    sides = (deviations[0], np.concatenate(deviations[1:]))
     mean = sum(float(side.mean()) for side in sides) / 2
     variance = sum(float(((side - mean) ** 2).mean()) for side in sides) / 2
     return math.sqrt(variance) / mean

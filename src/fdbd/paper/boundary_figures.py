@@ -63,8 +63,9 @@ def regularization(finding: Finding, settings: ModelSettings) -> None:
         gains[title] = after - before
         overlap_before = _overlap(plain[name_of_id], plain[title])
         overlap_after = _overlap(divided[name_of_id], divided[title])
-        numbers = (before, after, overlap_before, overlap_after)
-        rows.append([title, *(as_percent(number) for number in numbers)])
+        cells = [as_percent(before), as_percent(after)]
+        cells += [as_percent(overlap_before), as_percent(overlap_after)]
+        rows.append([title, *cells])
     finding.table(
         [
             "OOD set",
@@ -296,18 +297,24 @@ def nearest_k(finding: Finding, settings: NearestK) -> None:
         _decide_all_against_nearest("AUROC", aurocs, ks, higher_auroc, model.title, finding)
         _decide_all_against_nearest("FPR95", fprs, ks, lower_fpr, model.title, finding)
         _decide_best_is_all(aurocs, ks, results, model.title, finding)
-        for axis, metric, values in zip(line, ("AUROC", "FPR95"), (aurocs, fprs)):
-            shown = [100 * value for value in values]
-            plot.curves(axis, ks, {"": shown}, size=4)
-            plot.label(
-                axis,
-                "k, the number of nearest boundaries averaged",
-                f"average {metric}, percent",
-                model.title,
-                log="x" if ks[-1] > 100 else "",
-            )
-            axis.grid(color="#eeeeee")
+        _draw_over_k(line[0], "AUROC", aurocs, ks, model.title)
+        _draw_over_k(line[1], "FPR95", fprs, ks, model.title)
     finding.table(["model", "k", "average AUROC ↑", "average FPR95 ↓"], rows)
+
+
+def _draw_over_k(
+    axis: plot.Axes, metric: str, values: Sequence[float], ks: Sequence[int], title: str
+) -> None:
+    shown = [100 * value for value in values]
+    plot.curves(axis, ks, {"": shown}, size=4)
+    plot.label(
+        axis,
+        "k, the number of nearest boundaries averaged",
+        f"average {metric}, percent",
+        title,
+        log="x" if ks[-1] > 100 else "",
+    )
+    axis.grid(color="#eeeeee")
 
 
 def _numbers_of_boundaries(wanted: Sequence[int], last: int) -> list[int]:

@@ -193,10 +193,9 @@ def _extract(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> 
     squares = np.stack([own.fit(held_out[row]) for row in range(len(held_out))])
     made = kinds_of_pixels(squares, protocol.kinds, sizes.per_kind)
     as_it_is = replace(own, resize=None, crop="none")
-    kinds = {
-        kind: features(Images(pixels, name=f"kind {kind}"), as_it_is)
-        for kind, pixels in made.items()
-    }
+    kinds = {}
+    for kind, pixels in made.items():
+        kinds[kind] = features(Images(pixels, name=f"kind {kind}"), as_it_is)
     return StudyNetwork(
         title=entry.title,
         group=entry.group,
@@ -215,10 +214,11 @@ def kinds_of_pixels(squares: Pixels, names: Sequence[str], count: int) -> dict[s
     images = torch.from_numpy(squares).permute(0, 3, 1, 2).float()
     black = torch.zeros(1, 3, 1, 1)
     made = make_kinds(images, count, names, limits=(black, black + 255))
-    return {
-        name: kind.round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
-        for name, kind in made.items()
-    }
+    pixels = {}
+    for name, kind in made.items():
+        by_row = kind.round().to(torch.uint8).permute(0, 2, 3, 1)
+        pixels[name] = by_row.contiguous().numpy()
+    return pixels
 
 
 def _find_weights(name: str, remedy: str) -> Path:

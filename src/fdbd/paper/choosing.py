@@ -208,11 +208,15 @@ def _regrets(
     evaluate: Callable[[StudyScores, Tables], dict[str, tuple[float, float]]],
     networks: Sequence[tuple[StudyScores, Tables]],
 ) -> Regrets:
-    everything, far, near, fpr = [], [], [], []
+    everything = []
+    far = []
+    near = []
+    fpr = []
     for scores, tables in networks:
         found = evaluate(scores, tables)
         everything.append(_regret(found, tables, scores.ood))
-        far.append(_regret(found, tables, [each for each in scores.ood if each not in scores.near]))
+        far_sets = [each for each in scores.ood if each not in scores.near]
+        far.append(_regret(found, tables, far_sets))
         if scores.near:
             near.append(_regret(found, tables, list(scores.near)))
         fpr.append(100 * float(np.mean([rate for _, rate in found.values()])))

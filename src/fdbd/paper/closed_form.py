@@ -111,7 +111,7 @@ def relative_gaps(features: Tensor, head: Head) -> Floats:
 
 
 def _in_double(features: Tensor, head: Head) -> Tensor:
-    """The closed form in float64, so that its rounding is no gap."""
+    """The closed form in float64, so that its rounding does not look like a gap."""
     return geometry.distances(features.double(), Head(head.weight.double(), head.bias.double()))
 
 
@@ -127,10 +127,10 @@ def _gaps(model: EvaluatedModel, samples: int) -> dict[str, Floats]:
 
 
 def _summaries(gaps: Gaps) -> dict[str, dict[str, dict[str, float]]]:
-    return {
-        title: {name: _summary(part) for name, part in parts.items()}
-        for title, parts in gaps.items()
-    }
+    summaries: dict[str, dict[str, dict[str, float]]] = {}
+    for title, parts in gaps.items():
+        summaries[title] = {name: _summary(part) for name, part in parts.items()}
+    return summaries
 
 
 def _summary(gaps: Floats) -> dict[str, float]:
@@ -210,7 +210,8 @@ def _race(model: EvaluatedModel, settings: DistanceQuality, finding: Finding) ->
         ),
         ONE: (alone, attack_one_by_one),
     }
-    geometry.exact_distances(z[:2], head)  # compiles, which is not to be timed
+    # The first call imports and sets up what it needs, which is not to be timed.
+    geometry.exact_distances(z[:2], head)
     found: dict[str, Tensor] = {}
     seconds: dict[str, float] = {}
     for name, (count, run) in ways.items():
@@ -234,6 +235,7 @@ def _race(model: EvaluatedModel, settings: DistanceQuality, finding: Finding) ->
         f"{ratio:,.0f} times; against the batched attack {times[ALL] / times[EXACT]:,.0f} times.",
         ours=True,
     )
+    # Pairs on which both failed are inf − inf, a NaN.
     single_minus_batched = (found[ONE] - found[ALL][:alone]).nan_to_num(0).abs()
     return {
         "samples": len(z),
@@ -251,8 +253,8 @@ class _WithAttack(NamedTuple):
     """How the distances that the attack found compare with the other two."""
 
     success: float  #: share of the pairs on which the attack succeeded
-    above_exact: Tensor  #: (pairs,) relative, where it succeeded
-    above_closed: Tensor  #: (pairs,) relative, where it succeeded
+    above_exact: Tensor  #: relative excess over the exact distance, if it succeeded
+    above_closed: Tensor  #: relative excess over the closed form, for the same pairs
     ordered: bool  #: closed form ≤ exact ≤ attack for every pair
 
 
@@ -438,7 +440,7 @@ def _decide_bound(cases: list[_Case], finding: Finding) -> None:
 
 def _decide_search(cases: list[_Case], finding: Finding) -> None:
     """A search that could not find anything would prove nothing: it has to succeed just beyond the
-    bound, and where an assumption is taken away."""
+    bound, and if an assumption is taken away."""
     finding.decide(
         "A search finds no member of a class's region nearer than the closed form",
         sum(case.found for case in cases) == 0,
@@ -479,18 +481,7 @@ def _case(
     nearest_distance, nearest_class = geometry.nearest_boundary(closed)
     exact_at_nearest = exact.gather(1, nearest_class[:, None])[:, 0]
 
-    # Pairs of a sample and another class, about `tries` of them.
-    is_other = predicted[:, None] != torch.arange(classes)
-    step = max(1, samples * (classes - 1) // tries)
-    rows, targets = is_other.nonzero()[::step].unbind(dim=1)
-    found = nearer_points(z[rows], head, predicted[rows], targets, 0.999, generator)
-    beyond = nearer_points(z, head, predicted, nearest_class, 1.001, generator, tilts=(0.0,))
-    # The least likely class in place of the predicted one: z lies on the wrong side of its
-    # hyperplanes.
-    least = logits.argmin(dim=1)[rows]
-    kept = least != targets
-    broken = nearer_points(z[rows][kept], head, least[kept], targets[kept], 0.999, generator)
-
+    search = _search(z, head, predicted, nearest_class, tries, generator)
     case = _Case(
         classes=classes,
         width=width,
@@ -500,12 +491,48 @@ def _case(
         gap_mean=float(gap.mean()),
         gap_p95=float(gap.quantile(0.95)),
         equal=float((gap < 1e-9).double().mean()),
-        tried=17 * len(rows),
+        tried=search.tried,
+        found=search.found,
+        beyond=search.beyond,
+        broken=search.broken,
+    )
+    return case, _mean_gap_by_rank(closed, exact)
+
+
+class _Search(NamedTuple):
+    """What a search for points nearer than the closed form has found."""
+
+    tried: int  #: points
+    found: int  #: pairs of a sample and a class with a point nearer than the closed form
+    beyond: float  #: share of the samples with a point just beyond it, at the nearest class
+    broken: float  #: share of the pairs with a nearer point, for k not the predicted class
+
+
+def _search(
+    z: Tensor,
+    head: Head,
+    predicted: Tensor,
+    nearest_class: Tensor,
+    tries: int,
+    generator: torch.Generator,
+) -> _Search:
+    """Search from about `tries` pairs of a sample and another class."""
+    is_other = predicted[:, None] != torch.arange(head.num_classes)
+    step = max(1, len(z) * (head.num_classes - 1) // tries)
+    rows, targets = is_other.nonzero()[::step].unbind(dim=1)
+    found = nearer_points(z[rows], head, predicted[rows], targets, 0.999, generator)
+    beyond = nearer_points(z, head, predicted, nearest_class, 1.001, generator, tilts=(0.0,))
+    # The least likely class in place of the predicted one: z lies on the wrong side of its
+    # hyperplanes.
+    least = head(z).argmin(dim=1)[rows]
+    kept = least != targets
+    broken = nearer_points(z[rows][kept], head, least[kept], targets[kept], 0.999, generator)
+    return _Search(
+        tried=POINTS_PER_PAIR * len(rows),
         found=int(found.sum()),
         beyond=float(beyond.double().mean()),
         broken=float(broken.double().mean()),
     )
-    return case, _mean_gap_by_rank(closed, exact)
 
 
 def _mean_gap_by_rank(closed: Tensor, exact: Tensor) -> Floats:
@@ -517,6 +544,12 @@ def _mean_gap_by_rank(closed: Tensor, exact: Tensor) -> Floats:
     return gap.gather(1, order).nan_to_num(1.0).mean(dim=0).numpy()
 
 
+TILTS = (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 2.5)
+"""Angles, in radians, between the steps of a search and the normal of the hyperplane."""
+POINTS_PER_PAIR = 1 + 2 * len(TILTS)
+"""One step straight to the target, and at each angle one of full and one of half length."""
+
+
 def nearer_points(
     z: Tensor,
     head: Head,
@@ -524,7 +557,7 @@ def nearer_points(
     targets: Tensor,
     factor: float,
     generator: torch.Generator,
-    tilts: tuple[float, ...] = (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 2.5),
+    tilts: tuple[float, ...] = TILTS,
 ) -> Tensor:
     """(N,) whether a member of the target's region was found within `factor` times the closed form
     of z.

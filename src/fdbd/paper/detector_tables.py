@@ -64,9 +64,9 @@ def detector_table(finding: Finding, settings: DetectorTable) -> None:
         _decide_across_models(found, (first, detector), (second, other), finding)
     _table_of_the_papers_numbers(models, found, settings, finding)
     _add_notes(models, found, settings, finding)
-    finding.data = {
-        title: [part.to_dict() for part in results.all()] for title, results in found.items()
-    }
+    finding.data = {}
+    for title, results in found.items():
+        finding.data[title] = [part.to_dict() for part in results.all()]
     _draw(found, finding)
 
 
@@ -244,13 +244,15 @@ def fpr_difference(results: Results, first: str, second: str, seed: int = 0) -> 
 
 
 def _both_metrics(results: Results, first: str, second: str) -> str:
-    values = {
-        metric: [as_percent(average(results, name, metric)) for name in (first, second)]
-        for metric in METRICS
-    }
-    auroc = " against ".join(values["auroc"])
-    fpr = " against ".join(values["fpr95"])
+    auroc = _first_against_second(results, first, second, "auroc")
+    fpr = _first_against_second(results, first, second, "fpr95")
     return f"AUROC {auroc}, FPR95 {fpr}."
+
+
+def _first_against_second(results: Results, first: str, second: str, metric: str) -> str:
+    of_first = as_percent(average(results, first, metric))
+    of_second = as_percent(average(results, second, metric))
+    return f"{of_first} against {of_second}"
 
 
 def _decide_cost(results: Results, title: str, settings: DetectorTable, finding: Finding) -> None:
@@ -376,6 +378,12 @@ def _neighbours(models: Sequence[EvaluatedModel], settings: DetectorTable) -> li
     return found
 
 
+def _colour_of_detector(name: str) -> str:
+    """fDBD's own colour for fDBD and its variants, grey for all others."""
+    is_fdbd = "fdbd" in name or name == "regDistDB"
+    return plot.INSIDE if is_fdbd else plot.GREY
+
+
 def _draw(found: Mapping[str, ModelResults], finding: Finding) -> None:
     """One horizontal line with a dot per detector, the best on top."""
     longest = max(len(_entries(results)) for results in found.values())
@@ -384,16 +392,15 @@ def _draw(found: Mapping[str, ModelResults], finding: Finding) -> None:
     for line, (title, results) in zip(axes, found.items()):
         entries = _entries(results)
         names = [entry.row.name + entry.mark for entry in entries]
-        colours = []
-        for name in names:
-            is_ours = "fdbd" in name or name == "regDistDB"
-            colours.append(plot.INSIDE if is_ours else plot.GREY)
+        colours = [_colour_of_detector(name) for name in names]
         places = np.arange(len(names))[::-1]
         for axis, metric in zip(line, METRICS):
             values = [100 * average(entry.results, entry.row.name, metric) for entry in entries]
             axis.hlines(places, min(values, default=0), values, color="#cccccc", linewidth=1)
             axis.scatter(values, places, color=colours, zorder=3, s=22)
-            axis.set_yticks(places, names if metric == "auroc" else [], fontsize=8)
+            # The names stand once per line, at the first metric.
+            shown_names = names if metric == "auroc" else []
+            axis.set_yticks(places, shown_names, fontsize=8)
             axis.set_ylim(-0.6, len(names) - 0.4)
             plot.label(axis, f"{metric.upper()}, percent", title=f"{title} (blue: fDBD)")
             axis.grid(axis="x", color="#eeeeee")

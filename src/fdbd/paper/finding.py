@@ -53,8 +53,10 @@ class TextTable:
         """ "r" for each column of numbers, "l" for others and for the first."""
         sides = "l"
         for column in range(1, len(self.columns)):
-            all_numbers = all(_is_number(row[column]) for row in self.rows)
-            sides += "r" if all_numbers else "l"
+            side = "l"
+            if all(_is_number(row[column]) for row in self.rows):
+                side = "r"
+            sides += side
         return sides
 
 
@@ -75,7 +77,10 @@ def _tex(text: str) -> str:
     found = ""
     for number, part in enumerate(text.split("**")):
         is_bold = number % 2 == 1
-        found += rf"\textbf{{{tex(part)}}}" if is_bold else tex(part)
+        if is_bold:
+            found += rf"\textbf{{{tex(part)}}}"
+        else:
+            found += tex(part)
     return found
 
 

@@ -286,7 +286,9 @@ def proposition_2(finding: Finding, settings: PropositionTwo) -> None:
         "Caps are sampled by their angle, since a random point almost never falls in a cap in 20 "
         "dimensions or more.",
     ]
-    finding.data = {name: [asdict(case) for case in cases] for name, cases in found.items()}
+    finding.data = {}
+    for name, cases in found.items():
+        finding.data[name] = [asdict(case) for case in cases]
     _draw_cases(found, finding)
 
 
@@ -311,13 +313,13 @@ def _decide_order(
 ) -> None:
     right = sum(case.inside - case.outside >= -2 * case.error for case in cases)
     least = min(cases, key=lambda case: case.ratio)
-    where = (
+    setting = (
         f"C = {least.classes}, P = {least.width}, 2σ = {least.reach:.2f}, r = {least.radius:.2f}"
     )
     finding.decide(
         statement,
         right == len(cases),
-        f"{right} of {len(cases)} settings; smallest ratio {least.ratio:.3f} ({where}).",
+        f"{right} of {len(cases)} settings; smallest ratio {least.ratio:.3f} ({setting}).",
         ours=ours,
     )
 
@@ -580,7 +582,10 @@ def _resample(
 
 def _spread(draws: Sequence[Divergences], key: str, minus: str = "") -> float:
     """Standard error of a divergence, or of its difference from another one, by the bootstrap."""
-    values = [draw[key] - (draw[minus] if minus else 0.0) for draw in draws]
+    values = []
+    for draw in draws:
+        subtracted = draw[minus] if minus else 0.0
+        values.append(draw[key] - subtracted)
     return float(np.std(values, ddof=1))
 
 

@@ -49,15 +49,15 @@ class Augment:
         def uniform(*shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
             return low + (high - low) * torch.rand(n, *shape, generator=generator)
 
-        draws: Draws = {"flip": uniform() < (0.5 if self.flip else 0.0)}
+        flip_probability = 0.5 if self.flip else 0.0
+        draws: Draws = {"flip": uniform() < flip_probability}
         if self.area is not None:
             share = uniform(low=self.area[0], high=self.area[1]).sqrt()
             ratio = torch.exp(uniform(low=-0.2877, high=0.2877)).sqrt()  # log(4/3) = 0.2877
             size = torch.stack([(share * ratio).clamp(max=1), (share / ratio).clamp(max=1)], dim=1)
             draws["size"] = size
-            draws["centre"] = (2 * uniform(2) - 1) * (
-                1 - size
-            )  # in grid_sample's coordinates, −1 … 1
+            # In grid_sample's coordinates, −1 … 1.
+            draws["centre"] = (2 * uniform(2) - 1) * (1 - size)
         elif self.pad:
             draws["offset"] = torch.randint(0, 2 * self.pad + 1, (n, 2), generator=generator)
         if self.jitter or self.hue:
@@ -93,8 +93,8 @@ class Augment:
 
 
 def _crop(images: Tensor, draws: Draws, pad: int, padding: str, side: int | None) -> Tensor:
-    """Pad, crop at each image's offset, mirror where `flip`: one gather for all. For a window of
-    another `side` the offset, 0 … 2·pad, is stretched to all places that the window has."""
+    """Pad, crop at each image's offset, mirror those with `flip`: one gather for all. For a window
+    of another `side` the offset, 0 … 2·pad, is stretched to all places that the window has."""
     n, _, height, width = images.shape
     offset = draws["offset"]
     device = images.device

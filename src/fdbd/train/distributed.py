@@ -27,7 +27,8 @@ def process_group(device: torch.device) -> Iterator[None]:
     # A group that the caller has made stays the caller's.
     own = asked_for and dist.is_available() and not dist.is_initialized()
     if own:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend)
     try:
         yield
     finally:

@@ -73,7 +73,8 @@ def train(
     run that takes every step of the way and gives a useless model; 0 for the whole recipe. Under
     `torchrun` the processes share each batch. If there is a GPU, it is used, with `torch.compile`,
     and with bfloat16 if it has that."""
-    config = (preset(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
+    base = preset(recipe) if isinstance(recipe, str) else recipe
+    config = base.override(**overrides)
     _check(config)
     if log not in LOGS:
         raise ValueError(f"log {log!r} is none of {', '.join(LOGS)}")
@@ -91,7 +92,9 @@ def train(
         checkpoint = None if folder is None else folder / "checkpoint.pt"
         if resume and checkpoint is not None and checkpoint.exists():
             run.restore(checkpoint)
-        run.fit(_Log(log, folder if run.rank == 0 else None), checkpoint_steps)
+        # One process writes the log for all.
+        log_folder = folder if run.rank == 0 else None
+        run.fit(_Log(log, log_folder), checkpoint_steps)
         return run.finish()
 
 
@@ -175,7 +178,7 @@ def _seed(seed: int, stream: int, index: int) -> int:
 
 
 class _Run:
-    """One training: the modules, the optimiser, and where it stands."""
+    """One training: the modules, the optimiser, and the state of its progress."""
 
     def __init__(
         self,
@@ -202,7 +205,7 @@ class _Run:
         # What the head is fitted on, and what is tested: all, except in a smoke run.
         self.image_limit = max_steps * config.batch_size if max_steps else None
 
-        # Where it stands.
+        # The state of its progress.
         self.step = 0
         self.order = torch.empty(0)  # of the images in epoch `ordered_epoch`
         self.ordered_epoch = -1
@@ -319,7 +322,7 @@ class _Run:
                 average.copy_(new[key])
 
     def fit(self, log: _Log, checkpoint_steps: int) -> None:
-        """From where it stands to the end."""
+        """Train from the current step to the end."""
         with Bar(self.config.name, self.last, self.show) as bar:
             while self.step < self.last:
                 started = time.perf_counter()
@@ -367,7 +370,9 @@ class _Run:
         out = []
         for part in track(torch.arange(taken).split(500), "features for the head", enabled=show):
             batch = normalise(read(images, part, self.device), self.config.mean, self.config.std)
-            out.append(model(batch.flip(3) if flip else batch).float().cpu())
+            if flip:
+                batch = batch.flip(3)
+            out.append(model(batch).float().cpu())
         return torch.cat(out)
 
     def evaluate(self) -> float:
@@ -386,7 +391,7 @@ class _Run:
         return float((out.argmax(dim=1) == truth).float().mean())
 
     def finish(self) -> Trained:
-        """Fit the head where the objective leaves none, write the model, and say how good it is."""
+        """Fit the head if the objective leaves none, write the model, and say how good it is."""
         model = self.kept
         config = self.config
         if isinstance(self.objective, Contrastive):
@@ -436,7 +441,7 @@ class _Run:
         return parts
 
     def save(self) -> None:
-        """Write where it stands: tensors and plain values only."""
+        """Write the state of the training to a checkpoint: tensors and plain values only."""
         if self.folder is None or self.rank != 0:
             return
         state = {name: part.state_dict() for name, part in self._parts().items()}

@@ -77,7 +77,7 @@ def head_of(model: nn.Module) -> tuple[str, nn.Linear]:
 
 
 def set_head(model: nn.Module, name: str, head: nn.Module) -> None:
-    """Put `head` where the module called `name` stands."""
+    """Replace the module called `name` by `head`."""
     parent, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(parent), leaf, head)
 

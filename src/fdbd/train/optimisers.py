@@ -15,7 +15,7 @@ OPTIMISERS = ("sgd", "adamw", "lars")
 
 
 class LARS(Optimizer):
-    """Stochastic gradient descent with momentum, where each tensor has a rate of its own
+    """Stochastic gradient descent with momentum and a rate of its own for each tensor
     (layer-wise adaptive rate scaling: You, Gitman and Ginsburg, 2017), for large batches.
 
         g ← ∇L + λ w,   v ← m v + t ‖w‖ / ‖g‖ · g,   w ← w − lr · v

@@ -18,7 +18,7 @@ SCHEDULES = ("constant", "multistep", "cosine", "triangle")
 @dataclass(frozen=True)
 class Preset:
     """One recipe. Rates are for the joint batch; `milestones` and `warmup` are fractions of
-    training, or of each of its two cycles where there is a `restart` (when, as a fraction; scale of
+    training, or of each of its two cycles if there is a `restart` (when, as a fraction; scale of
     the peak): see `rate`.
 
     optimizer: "sgd", "adamw" or "lars".

@@ -20,7 +20,7 @@ def render(template: str, script: str, data: Any, images: str = "", **values: An
 
     Names of datasets, detectors and files are text wherever they stand: the template escapes all
     that it is given. The page's content security policy allows no script but its own, and no
-    request but for pictures where `images` says so.
+    request, except for pictures if `images` is a directive that allows them.
     """
     jinja2 = require("jinja2", "report")
     environment = jinja2.Environment(
