@@ -215,7 +215,8 @@ class Ensemble(Detector):
         else:
             # At p = 1 the rounded angle may lie beyond −π/2, where the tangent is as large as it
             # should be small.
-            angles = (0.5 - p.clamp_max(1 - 4 * torch.finfo(p.dtype).eps)) * math.pi
+            largest = 1 - 4 * torch.finfo(p.dtype).eps
+            angles = (0.5 - p.clamp_max(largest)) * math.pi
             combined = 0.5 - (shares * angles.tan()).sum(dim=0).atan() / math.pi
         return torch.where((p == 0).any(dim=0), -torch.inf, combined)
 
@@ -271,8 +272,11 @@ def _needs_of_all(members: Sequence[Detector]) -> Needs:
             )
         layers += [name for name in needs.layers if name not in layers]
         reads_views = reads_views or needs.views
-        # The members share their passes, so that the longest fit decides.
-        passes = None if passes is None or needs.passes is None else max(passes, needs.passes)
+        # The members share their passes, so that the longest fit decides; None is any number.
+        if needs.passes is None:
+            passes = None
+        elif passes is not None:
+            passes = max(passes, needs.passes)
     if layers and reads_views:
         raise ValueError(
             "one member reads views and another layers, which cannot be fitted together: use one"

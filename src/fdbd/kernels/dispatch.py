@@ -49,10 +49,12 @@ def folded_score(
     _check_shapes(features, folded, predicted, logits)
     is_traced = tracing()
     is_hidden = is_out_of_sight(features)
-    can_look = not is_hidden
-    if can_look and predicted is None and logits is not None and _are_few(features, logits, folded):
-        with np.errstate(all="ignore"):
-            return _score_of_few(features, logits, folded, divide)
+    # Only numbers that can be looked at can go to numpy.
+    if not is_hidden and predicted is None and logits is not None:
+        is_few = _are_few(features, logits, folded)
+        if is_few:
+            with np.errstate(all="ignore"):
+                return _score_of_few(features, logits, folded, divide)
     # Logits that cannot be looked at count as not finite, and are checked row by row below.
     logits_are_finite = logits is None
     if predicted is None:
