@@ -10,7 +10,7 @@ endif
 BIN := $(VENV)/$(SCRIPTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test slow faults crashes fuzz elsewhere coverage oldest lint types format docs pages architecture benchmarks workflows release-check clean
+.PHONY: help bench test slow faults bounds crashes fuzz elsewhere coverage oldest lint types format docs pages architecture benchmarks workflows release-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -38,7 +38,10 @@ slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow
 
 faults: $(VENV)/.dev ## try kills, forged files, full disks, clusters (20 minutes), write docs/reliability.md
-	$(BIN)/python benchmarks/faults.py
+	$(BIN)/python benchmarks/faults.py $(FAULTS)
+
+bounds: $(VENV)/.dev ## try what a client can send to the service: time and memory stay bounded (10 minutes)
+	$(BIN)/python benchmarks/serving_faults.py $(BOUNDS)
 
 crashes: $(VENV)/.dev ## let every call that changes a file fail or end the process (Linux, a C compiler)
 	$(BIN)/python -m pytest -m '' tests/crashes
