@@ -50,6 +50,7 @@ class Operation(NamedTuple):
         state: what the output says, read as a user would; None if there is none. It raises if the
             output is damaged.
         may_remain: names that a failed run may leave for its next run to continue from.
+        may_be_missing: whether a crash may leave no output, if its parts cannot be replaced at once.
         partial: whether a state between old and new is allowed (a folder of finished parts).
     """
 
@@ -57,6 +58,7 @@ class Operation(NamedTuple):
     run: Callable[[Path], None]
     state: Callable[[Path], Any]
     may_remain: Callable[[str], bool] = lambda name: False
+    may_be_missing: bool = False
     partial: bool = False
 
 
@@ -245,6 +247,9 @@ class Trial:
         if ended.code or ended.signal:
             sys.exit(f"the undisturbed operation {name} failed: {ended}")
         self.new = operation.state(whole)
+        self.allowed = [self.old, self.new]
+        if operation.may_be_missing:
+            self.allowed.append(None)
         self.files = listing(whole)
         self.calls = ended.calls
         for name in unsafe_renames(self.calls, self.files):
@@ -282,7 +287,7 @@ class Trial:
         state, problem = read_state(self.operation, folder)
         if problem:
             note(f"the output is damaged: {problem}")
-        elif state not in (self.old, self.new) and not self.operation.partial:
+        elif state not in self.allowed and not self.operation.partial:
             note("the output is neither the old nor the new one")
         if mode in ("fail", "full"):
             self._check_error(ended, folder, call, state, note)
