@@ -51,7 +51,7 @@ def test_factory_takes_class_count_and_options(monkeypatch):
         ("timm:nope", "timm has no model 'nope'"),
         ("no.such.package:make", "cannot import the model factory no.such.package:make"),
         ("collections:nope", "cannot import the model factory collections:nope"),
-        ("math:pi", "math:pi is no function"),
+        ("math:pi", "math:pi is a float, expected a function"),
         ("platform:machine", "gave a str, not a torch module"),
     ],
 )

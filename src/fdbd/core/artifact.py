@@ -120,17 +120,18 @@ def _add_shared(tensors: dict[str, Tensor], same: Any, shown: str) -> None:
 
 
 def _shared(tensors: dict[str, Tensor]) -> dict[str, str]:
-    """Which tensors are the same memory as an earlier one, and the name of that one."""
+    """Which tensors are the same memory as an earlier one, and the name of that one.
+
+    Addresses alone do not tell: tensors of some devices have none, and all say 0."""
     first_at: dict[tuple[object, ...], str] = {}
     same = {}
     for name, tensor in tensors.items():
         if not tensor.numel():
             continue
         place = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
-        if place in first_at:
-            same[name] = first_at[place]
-        else:
-            first_at[place] = name
+        first = first_at.setdefault(place, name)
+        if first != name and torch.equal(tensor.detach().cpu(), tensors[first].detach().cpu()):
+            same[name] = first
     return same
 
 

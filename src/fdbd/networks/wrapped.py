@@ -21,7 +21,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     order; another model unchanged.
 
     >>> layer = nn.Linear(2, 2)
-    >>> unwrapped(nn.DataParallel(layer)) is layer
+    >>> unwrapped(torch.compile(layer)) is layer
     True
     """
     child = _wrapped_child(model)
@@ -46,8 +46,8 @@ def plain_names(model: nn.Module, names: list[str]) -> list[str]:
     """Names of modules or tensors in `model` as they are without its wrappers: no ``module.`` of a
     ``DataParallel`` and no ``_orig_mod.`` of a compiled part, at any depth.
 
-    >>> model = nn.Sequential(nn.DataParallel(nn.Linear(2, 2)))
-    >>> plain_names(model, ["0.module.weight"])
+    >>> model = nn.Sequential(torch.compile(nn.Linear(2, 2)))
+    >>> plain_names(model, ["0._orig_mod.weight"])
     ['0.weight']
     """
     wrapped = set()
