@@ -255,7 +255,7 @@ def train() -> Operation:
     def run(folder: Path) -> None:
         train_network(
             "zoo-ce", (pixels, labels), out=folder / "run", device="cpu", progress=False,
-            checkpoint_steps=1, epochs=1, batch_size=16, architecture="resnet10_compact",
+            checkpoint_steps=1, epochs=1, batch_size=16, model="small_cnn", sizes=(), whiten=False,
         )  # fmt: skip
 
     def state(folder: Path) -> Any:
@@ -335,7 +335,7 @@ def export_int8() -> Operation:
         (folder / "guard.onnx").write_bytes(b"old")
 
     def run(folder: Path) -> None:
-        export(guard, folder / "guard.onnx", images[:2], calibration=[images])
+        export(guard, folder / "guard.onnx", images[:2], [images])
 
     def state(folder: Path) -> Any:
         data = (folder / "guard.onnx").read_bytes()

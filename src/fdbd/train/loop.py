@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import io
 import json
 import os
 import time
@@ -448,7 +449,10 @@ class _Run:
         state |= {"config": _describe(self.config), "images": len(self.data)}
         state |= {name: getattr(self, name) for name in ("step", "sums", "seconds", "history")}
         with beside(self.folder / "checkpoint.pt") as draft:
-            torch.save(state, draft)
+            # torch's own writer calls a full disk a RuntimeError.
+            buffer = io.BytesIO()
+            torch.save(state, buffer)
+            draft.write_bytes(buffer.getbuffer())
 
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint; another recipe's is an error that names the difference."""
