@@ -250,8 +250,8 @@ def _groups(
             name = member if member in ood else _name_of(member)
             if name not in ood:
                 raise ValueError(
-                    f"group {group!r} has {member!r}, which is not among the OOD sets "
-                    f"{', '.join(ood)}"
+                    f"group {group!r} has {member!r:.80}, which is not among the OOD sets "
+                    f"{', '.join(ood):.500}"
                 )
             names.append(name)
         found[group] = tuple(name for name in ood if name in names)

@@ -283,7 +283,14 @@ class Results:
             rows = [Row.from_dict(entry) for entry in values["detectors"]]
             _check(setting, rows)
             return cls(setting, rows, values.get("figures"))
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             reason = f"{type(error).__name__}: {one_line(error)}"[:200]
             raise ValueError(
                 f"{str(path)!r} is not a results.json of `fdbd bench` ({reason})"

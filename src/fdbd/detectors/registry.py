@@ -162,7 +162,7 @@ def _find(part: str) -> type[Configured]:
         hint = f"did you mean {' or '.join(repr(name) for name in close)}?"
     else:
         hint = f"there are {', '.join(known)}"
-    raise ValueError(f"unknown detector {part!r}; {hint}")
+    raise ValueError(f"unknown detector {part!r:.80}; {hint}")
 
 
 def _options_by_part(
