@@ -131,7 +131,7 @@ def test_a_folder_or_a_device_in_place_of_the_output_is_one_sentence(place, run)
     (place / "file").touch()
     for out, words in (
         ("folder.csv", "is a folder"),
-        ("pipe.csv", "no regular file"),
+        ("pipe.csv", "not a regular file"),
         ("file", "expected a folder"),
     ):
         code, _, err = run("score", "guard.safetensors", "today.parquet", "--out", out)

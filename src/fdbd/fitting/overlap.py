@@ -24,7 +24,7 @@ class Sketch:
     >>> first, second = Sketch(), Sketch()
     >>> data = torch.randn(100, 8)
     >>> first.add(data)
-    ... second.add(data[:50])
+    >>> second.add(data[:50])
     >>> second.overlap(first)
     1.0
     """

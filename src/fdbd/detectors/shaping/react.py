@@ -20,7 +20,7 @@ class ReAct(Shaping):
             original's; the fDBD paper's experiments take 80.
 
     >>> react = ReAct(80)
-    >>> react.set(threshold=torch.tensor(1.0))
+    >>> react.set_buffers(threshold=torch.tensor(1.0))
     >>> react(torch.tensor([[0.5, 3.0]]))
     tensor([[0.5000, 1.0000]])
     """
