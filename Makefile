@@ -56,7 +56,7 @@ ELSEWHERE := "ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic" \
   "ATEN_CPU_CAPABILITY=avx2 OPENBLAS_CORETYPE=Haswell MKL_ENABLE_INSTRUCTIONS=AVX2" \
   "OPENBLAS_CORETYPE=SkylakeX OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1" \
   "OPENBLAS_CORETYPE=Zen MKL_ENABLE_INSTRUCTIONS=SSE4_2"
-NUMERICAL := $(addprefix tests/,core kernels fitting shaping detectors decision metrics paper)
+NUMERICAL := $(addprefix tests/,core kernels fitting detectors decision metrics paper)
 
 elsewhere: $(VENV)/.dev ## run the numerical tests with the arithmetic of other processors
 	@for setting in $(ELSEWHERE); do \
