@@ -70,7 +70,7 @@ def findings(library: Path, home: Path, operation: str, *options: str) -> list[s
     )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"operation')]
-    assert json.loads(lines[-1])["tries"] > 3
+    assert json.loads(lines[-1])["tries"] > 0
     return lines[:-1]
 
 
