@@ -204,6 +204,7 @@ def test_axe_core_finds_nothing_amiss_in_the_gallery(
 def test_a_person_reviews_with_the_keyboard_and_the_marks_are_kept(
     browser, scores: Path, tmp_path: Path
 ) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
     write_gallery(scores, tmp_path / "g.html")
     found = Page(browser, tmp_path / "g.html")
     page = found.page
@@ -224,12 +225,14 @@ def test_a_person_reviews_with_the_keyboard_and_the_marks_are_kept(
     page.click("#clear-review")
     assert page.locator("#list li").count() == 4
     (tmp_path / "reviews.json").write_text(saved, encoding="utf-8")
+    # A chosen file is read in the background: wait for what the page says of it.
     page.set_input_files("#load-review", tmp_path / "reviews.json")
+    expect(page.locator("#reviewed")).to_contain_text("3 reviewed")
     page.select_option("#verdict", "reviewed")
     assert len(found.names()) == 3
     (tmp_path / "other.json").write_text('{"reviews": [1]}', encoding="utf-8")
     page.set_input_files("#load-review", tmp_path / "other.json")
-    assert "holds no review" in page.locator("#reviewed").text_content()
+    expect(page.locator("#reviewed")).to_contain_text("holds no review")
     assert found.said == []
 
 
