@@ -11,6 +11,7 @@ this application (2.8.7), it needed the same processor time per request, but
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import Callable
@@ -180,17 +181,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         if self._first_byte is not None:
-            content = f'{{"error": "{reason}"}}'.encode()
-            head = [
-                f"HTTP/1.1 {status} Refused",
-                "content-type: application/json",
-                f"content-length: {len(content)}",
-                "connection: close",
-            ]
-            if status == 503:
-                head.append("retry-after: 1")
-            self.transport.write("\r\n".join([*head, "", ""]).encode() + content)
+            self.transport.write(refusal(status, reason))
         self.transport.close()
+
+
+def refusal(status: int, reason: str) -> bytes:
+    """A whole HTTP answer whose body is `{"error": reason}`, after which the connection closes."""
+    content = json.dumps({"error": reason}).encode()
+    lines = [
+        f"HTTP/1.1 {status} Refused",
+        "content-type: application/json",
+        f"content-length: {len(content)}",
+        "connection: close",
+    ]
+    if status == 503:
+        lines.append("retry-after: 1")
+    head = "\r\n".join(lines).encode()
+    return head + b"\r\n\r\n" + content
 
 
 class BoundedServer(Server):
