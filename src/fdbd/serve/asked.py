@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -18,6 +20,8 @@ from fdbd.serve.memory import MemoryShare
 KEY = "fdbd.asked"
 LINGER_SECONDS = 2.0
 """How long the rest of a refused body is read, so that its client gets to read why."""
+SMALL_BODY = 65_536
+"""Largest size in bytes of a body that holds neither an image nor a tensor."""
 _MAX_PARTS = 16
 
 
@@ -86,6 +90,14 @@ async def read_the_rest(request: Request) -> bool:
         return await asyncio.wait_for(until_the_end(), LINGER_SECONDS)
     except asyncio.TimeoutError:
         return False
+
+
+def checked(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function makes of a client's data; its ValueError is the answer."""
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from None
 
 
 def _too_large(limit: int) -> HTTPException:

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
+from fdbd.serve.asked import asked_of
 from fdbd.serve.backend import Answers, Backend
 from fdbd.serve.batching import Batcher
+from fdbd.serve.inference_protocol import VERSION
 from fdbd.serve.settings import Settings
 from fdbd.serve.watch import Watch
 
@@ -90,6 +93,11 @@ class ServedGuard:
         again."""
         if self.batcher.is_failing and not self.batcher.running_for:
             await self.batcher.try_model(self._trial_rows(1))
+
+    def class_name(self, label: int) -> str | None:
+        """The name of a class; None if the guard does not know names."""
+        names = self.backend.class_names
+        return names[label] if names else None
 
     def _trial_rows(self, count: int) -> NDArray[np.float32]:
         """Rows that nobody asked about."""
@@ -201,12 +209,36 @@ async def _in_new_thread(load: Callable[[], ServedGuard]) -> ServedGuard:
     return found
 
 
+def named_guard(request: Request, guards: Guards) -> ServedGuard:
+    """The guard that the address names by `?guard=…`, or the first."""
+    return _asked_guard(request, guards, request.query_params.get("guard", guards.default))
+
+
+def guard_of_model(request: Request, guards: Guards) -> ServedGuard:
+    """The guard that a path of the Open Inference Protocol names."""
+    guard = _asked_guard(request, guards, request.path_params["model"])
+    version = request.path_params.get("version", VERSION)
+    if version != VERSION:
+        raise HTTPException(404, f"there is no version {version[:20]!r}, only {VERSION}")
+    return guard
+
+
+def _asked_guard(request: Request, guards: Guards, name: str) -> ServedGuard:
+    # Noted before it is known whether the guard is loaded, so that a refusal is counted as its own.
+    asked_of(request.scope).guard = name
+    return guards.get(name)
+
+
+def guard_header(guard: ServedGuard) -> dict[str, str]:
+    """The header that tells a client which guard has answered."""
+    return {"x-fdbd-guard": guard.backend.id}
+
+
 def record_of(
     guard: ServedGuard, answers: Answers, row: int, request: str, sha256: str
 ) -> dict[str, Any]:
     """One decision as it is recorded."""
     label = int(answers.labels[row])
-    names = guard.backend.class_names
     score = float(answers.scores[row])
     return {
         "time": round(time.time(), 3),
@@ -215,7 +247,7 @@ def record_of(
         "guard": guard.backend.id,
         "name": guard.name,
         "label": label,
-        "class": names[label] if names else None,
+        "class": guard.class_name(label),
         "score": score if np.isfinite(score) else None,
         "p_value": float(answers.p_values[row]),
         "is_ood": bool(answers.is_ood[row]),

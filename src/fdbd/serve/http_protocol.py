@@ -221,7 +221,7 @@ class BoundedServer(Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # Before the lifespan protocol, which would hide the error that a guard is refused with.
-        await self._application.begin()
+        await self._application.process.begin()
         await super().startup(sockets)
         if self._metrics is not None:
             await self._listen_for_metrics(self._metrics)
@@ -258,7 +258,7 @@ class BoundedServer(Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        self._application.begin_to_end()
+        self._application.process.begin_to_end()
         self._is_told_to_end()
         super().handle_exit(sig, frame)
 

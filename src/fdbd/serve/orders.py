@@ -8,13 +8,11 @@ import logging
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from fdbd.serve.guards import Guards
+from fdbd.serve.process import ServingProcess
 from fdbd.serve.state_store import read_state
 from fdbd.util import files
-
-if TYPE_CHECKING:
-    from fdbd.serve.app import App
 
 log = logging.getLogger("fdbd.serve")
 
@@ -48,12 +46,12 @@ class Orders:
             files.write_json(path, orders)
         self._done[name] = number
 
-    def follow(self, app: App) -> None:
-        """Have an application tell what it was ordered, and do what others were, from its start."""
-        app.changed = self.give
-        app.at_start.append(lambda: self._follow(app))
+    def follow(self, process: ServingProcess) -> None:
+        """Have a process tell what it was ordered, and do what others were, from its start."""
+        process.changed = self.give
+        process.at_start.append(lambda: self._follow(process.guards))
 
-    async def _follow(self, app: App) -> None:
+    async def _follow(self, guards: Guards) -> None:
         path = Path(self.folder, "orders.json")
         while True:
             await asyncio.sleep(_SECONDS)
@@ -62,14 +60,14 @@ class Orders:
                     continue
                 self._done[name] = order["number"]
                 with contextlib.suppress(Exception):
-                    await self._obey(app, name, order["loaded"])
+                    await self._obey(guards, name, order["loaded"])
 
-    async def _obey(self, app: App, name: str, is_loaded: bool) -> None:
+    async def _obey(self, guards: Guards, name: str, is_loaded: bool) -> None:
         try:
             if is_loaded:
-                await app.guards.load(name)
+                await guards.load(name)
             else:
-                await app.guards.unload(name)
+                await guards.unload(name)
         except Exception as error:
             log.error("the guard %r could not be loaded: %s", name, error)
             raise

@@ -120,7 +120,7 @@ def application(
         thumbnails=service.decisions_thumbnails,
     )
     if orders is not None:
-        orders.follow(app)
+        orders.follow(app.process)
     return app
 
 
@@ -292,7 +292,7 @@ def _end_in_any_case(seconds: float) -> None:
 def _end_if_stuck(app: App) -> None:
     """End a process of several whose model does not come back, so that it is replaced. A service of
     one process leaves that to what probes it."""
-    while app.is_alive:
+    while app.process.is_alive:
         time.sleep(1)
     log.error("the model of this process does not come back: the process ends and is replaced")
     logging.shutdown()

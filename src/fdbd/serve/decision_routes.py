@@ -1,0 +1,228 @@
+"""The routes that decide: `/decide` for people and programs, `/v2/…/infer` for clients of the Open
+Inference Protocol. Both lead to the same micro-batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from fdbd.serve import inference_protocol
+from fdbd.serve.asked import Asked, asked_of, checked, file_of_form, read_body
+from fdbd.serve.backend import Answers, finite
+from fdbd.serve.follow_up import FollowUp
+from fdbd.serve.guards import ServedGuard, guard_header, guard_of_model, named_guard
+from fdbd.serve.process import ServingProcess
+
+NEAREST = 5
+"""Boundaries that an explanation names."""
+MOST_EXPLAINED = 64
+"""Rows of one request that are explained."""
+_ASIDE_FROM = 65_536
+"""Bytes from which on a body is parsed outside the event loop."""
+_IMAGE_TYPES = ("application/octet-stream", "application/x-www-form-urlencoded", "")
+"""Beside image/…: what programs send that name no type; the second is curl's for --data-binary."""
+
+
+class DecisionRoutes:
+    """Answers with decisions."""
+
+    def __init__(self, process: ServingProcess, follow_up: FollowUp) -> None:
+        self._process = process
+        self._follow_up = follow_up
+        self._settings = process.settings
+
+    def routes(self) -> list[Route]:
+        """What there is, and what answers."""
+        return [
+            Route("/decide", self.decide, methods=["POST"]),
+            Route("/v2/models/{model}/infer", self.infer, methods=["POST"]),
+            # The metadata list version 1, so clients may name it.
+            Route("/v2/models/{model}/versions/{version}/infer", self.infer, methods=["POST"]),
+        ]
+
+    async def decide(self, request: Request) -> Response:
+        """One image, as multipart or raw bytes; or JSON `{"features": [[…], …]}`."""
+        guard = named_guard(request, self._process.guards)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        explain = request.query_params.get("explain", "").lower() in ("1", "true", "yes")
+        if guard.backend.input_name == "features":
+            return await self._decide_features(request, guard, kind, explain)
+        return await self._decide_image(request, guard, kind, explain)
+
+    async def _decide_features(
+        self, request: Request, guard: ServedGuard, kind: str, explain: bool
+    ) -> Response:
+        if kind != "application/json":
+            wanted = 'JSON such as {"features": [[0.1, …]]}, as application/json'
+            raise HTTPException(415, f"this guard takes features: send {wanted}")
+        body = await read_body(request, self._settings.max_body)
+        asked = asked_of(request.scope)
+        rows = await self._parse(asked, body, inference_protocol.read_features, guard.backend)
+        answers = await self._answers(request, guard, rows)
+        decisions = _decisions(guard, answers)
+        if explain:
+            await self._explain(asked, guard, rows, decisions)
+        self._follow_up.record(asked, guard, answers, body)
+        self._follow_up.ask_shadow(asked, guard, answers, rows, None)
+        return JSONResponse({"decisions": decisions}, headers=guard_header(guard))
+
+    async def _decide_image(
+        self, request: Request, guard: ServedGuard, kind: str, explain: bool
+    ) -> Response:
+        is_form = kind == "multipart/form-data"
+        if not is_form and not kind.startswith("image/") and kind not in _IMAGE_TYPES:
+            wanted = "a JPEG or PNG as the body or in a form"
+            raise HTTPException(415, f"this guard takes images: send {wanted}, not {kind[:40]!r}")
+        content = await read_body(request, self._settings.max_body)
+        asked = asked_of(request.scope)
+        preprocess = guard.backend.preprocess
+        if preprocess is None:
+            reason = "this guard does not say how images are prepared: send tensors to /v2"
+            raise HTTPException(400, f"{reason}, or export it again")
+        if is_form:
+            content_type = request.headers["content-type"]
+            content = checked(file_of_form, content, content_type, asked.memory)
+        shape = guard.backend.row_shape
+        # The row, its copy in a batch and what the model makes of its copy.
+        asked.memory.take(3 * 4 * int(np.prod(shape)))
+        try:
+            image = await self._process.decoder.decode(content, preprocess, shape, asked)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+        rows = image.row[None]
+        answers = await self._answers(request, guard, rows)
+        decisions = _decisions(guard, answers)
+        if explain:
+            await self._explain(asked, guard, rows, decisions)
+        self._follow_up.keep_rejected(guard, decisions[0], image.small)
+        self._follow_up.record(asked, guard, answers, content, image.small)
+        self._follow_up.ask_shadow(asked, guard, answers, rows, content)
+        return JSONResponse(decisions[0], headers=guard_header(guard))
+
+    async def infer(self, request: Request) -> Response:
+        """A tensor by the Open Inference Protocol."""
+        guard = guard_of_model(request, self._process.guards)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in ("application/json", "application/octet-stream", ""):
+            wanted = "application/json or application/octet-stream"
+            raise HTTPException(415, f"the content type is {kind[:40]!r}, expected {wanted}")
+        body = await read_body(request, self._settings.max_body)
+        asked = asked_of(request.scope)
+        length = request.headers.get(inference_protocol.HEADER_LENGTH)
+        json_bytes = checked(inference_protocol.header_of, body, length)
+
+        def read(body: bytes, backend: Any) -> inference_protocol.Inference:
+            return inference_protocol.read(body, length, backend)
+
+        inference = await self._parse(asked, body, read, guard.backend, json_bytes)
+        answers = await self._answers(request, guard, inference.rows)
+        self._follow_up.record(asked, guard, answers, body)
+        self._follow_up.ask_shadow(asked, guard, answers, inference.rows, None)
+        content, headers = inference_protocol.write(guard.name, inference, answers)
+        return Response(content, headers={**headers, **guard_header(guard)})
+
+    async def _parse(
+        self,
+        asked: Asked,
+        body: bytes,
+        function: Callable[[bytes, Any], Any],
+        backend: Any,
+        json_bytes: int | None = None,
+    ) -> Any:
+        """What a function makes of a body, within the memory that this may take; outside the event
+        loop if it is large. The function's ValueError is the answer."""
+        text = body if json_bytes is None else body[:json_bytes]
+        # Binary tensors are copied twice: out of the body, and into a batch.
+        asked.memory.take(inference_protocol.memory_of_json(text) + 2 * (len(body) - len(text)))
+        if len(body) <= _ASIDE_FROM:
+            return checked(function, body, backend)
+        try:
+            return await self._process.decoder.run(asked, function, body, backend)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+
+    async def _answers(
+        self, request: Request, guard: ServedGuard, rows: NDArray[np.float32]
+    ) -> Answers:
+        """The answers on rows, unless the queue is full, the deadline passes or the client
+        leaves."""
+        most = self._settings.queue
+        if len(rows) > most:
+            reason = f"the request has {len(rows)} rows, at most {most} are taken at once"
+            raise HTTPException(413, reason)
+        asked = asked_of(request.scope)
+        asked.memory.take(inference_protocol.memory_of_answer(len(rows), guard.backend))
+        answer = guard.batcher.submit(rows)
+        leaving = asyncio.ensure_future(_until_client_leaves(request))
+        try:
+            waited: list[asyncio.Future[Any]] = [answer, leaving]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            raise HTTPException(499, "the client left before its answer was ready")
+        finally:
+            answer.cancel()
+            leaving.cancel()
+
+    async def _explain(
+        self,
+        asked: Asked,
+        guard: ServedGuard,
+        rows: NDArray[np.float32],
+        decisions: list[dict[str, Any]],
+    ) -> None:
+        """Add the nearest boundaries to decisions."""
+        if len(rows) > MOST_EXPLAINED:
+            reason = f"the request has {len(rows)} rows, at most {MOST_EXPLAINED} are explained"
+            raise HTTPException(413, reason)
+        asked.memory.take(len(rows) * guard.backend.num_classes * 64)
+        asked.memory.hold()
+        future = self._process.explaining.submit(guard.backend.explain, rows, NEAREST)
+        future.add_done_callback(lambda _: asked.memory.let_go())
+        try:
+            reasons = await asyncio.wrap_future(future)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+        for decision, (labels, distances, shares) in zip(decisions, reasons):
+            boundaries = []
+            for label, distance, share in zip(labels, finite(distances), finite(shares)):
+                boundaries.append(
+                    {
+                        "label": label,
+                        "class": guard.class_name(label),
+                        "distance": distance,
+                        "share": share,
+                    }
+                )
+            decision["boundaries"] = boundaries
+
+
+def _decisions(guard: ServedGuard, answers: Answers) -> list[dict[str, Any]]:
+    """One JSON object per row."""
+    decisions = []
+    scores = finite(answers.scores)
+    p_values = finite(answers.p_values)
+    for row, label in enumerate(answers.labels.tolist()):
+        decisions.append(
+            {
+                "label": label,
+                "class": guard.class_name(label),
+                "score": scores[row],
+                "p_value": p_values[row],
+                "is_ood": bool(answers.is_ood[row]),
+            }
+        )
+    return decisions
+
+
+async def _until_client_leaves(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
