@@ -65,6 +65,12 @@ def results(part: Benchmark) -> fdbd.Results:
     return part.run(["fdbd", "knn", "react+energy", "energy", "tempscale", "msp"])
 
 
+def test_sets_without_a_key_are_known_by_their_features() -> None:
+    first = FeatureSet("first", torch.zeros(4, 2))
+    assert first.key == FeatureSet("renamed", torch.zeros(4, 2)).key
+    assert first.key != FeatureSet("first", torch.ones(4, 2)).key
+
+
 @pytest.mark.parametrize("name", ["fdbd", "mds", "vim", "neco"])
 def test_a_detector_behind_an_identity_shaping_is_that_detector(part: Benchmark, name: str) -> None:
     plain, shaped = (

@@ -197,7 +197,7 @@ def test_a_review_of_the_most_suspicious_says_that_it_promises_nothing(place, re
         ('{"reviews": {"9999": "id"}}', "'9999', which"),
         ('[{"verdict": "id"}]', "without a name"),
         ('{"1": "ood"}', "no in-distribution sample"),
-        ("3", "is no review"),
+        ("3", "is not a review"),
     ],
 )
 def test_a_review_that_is_none_is_one_line(place, run, content, sentence) -> None:

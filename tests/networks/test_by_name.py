@@ -153,7 +153,7 @@ def test_a_model_with_weights_of_its_own_takes_no_checkpoint(name: str, here: Pa
 @pytest.mark.parametrize("name", ["nonsense", "cuda:99", "xpu:7", ""])
 def test_a_device_that_is_not_there_is_one_sentence(name: str) -> None:
     with pytest.raises(
-        ValueError, match=r"there is no device .* here, expected auto or one of: cpu"
+        ValueError, match=r"the device .* is not available here, expected auto or one of: cpu"
     ):
         choose_device(name)
 

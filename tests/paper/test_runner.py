@@ -218,7 +218,7 @@ def test_published_weights_that_are_missing_are_named_with_file_address_and_fold
 def test_a_device_that_is_not_there_is_one_line(tmp_path, capsys) -> None:
     code, _, err = command(capsys, "proposition-1", "--device", "cuda:99", "--out", str(tmp_path))
     assert code == 2
-    assert "there is no device 'cuda:99' here" in err
+    assert "the device 'cuda:99' is not available here" in err
 
 
 def test_a_run_tells_what_it_does(quick, tmp_path: Path) -> None:

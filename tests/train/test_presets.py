@@ -139,7 +139,7 @@ def test_image_files_without_a_size_to_train_at_are_refused(tmp_path):
         ("epoch = 3", r"\[mine\]: unknown key 'epoch', did you mean 'epochs'"),
         ('epochs = "3"', "epochs: expected an integer, got text"),
         ("augment = { padd = 3 }", r"unknown key 'padd' in \[augment\], did you mean 'pad'"),
-        ('like = "yours"', "like is 'yours', which is no recipe above it"),
+        ('like = "yours"', "like is 'yours', expected the name of a recipe above it"),
     ],
 )
 def test_a_misspelt_entry_of_a_recipe_is_an_error(text, message):

@@ -292,7 +292,7 @@ class _EntryFolder:
         self.shards: list[dict[str, Any]] = manifest["shards"] if is_whole else []
 
     def about(self) -> dict[str, Any] | None:
-        """What the entry is; None where `path` is no entry."""
+        """What the entry is; None if `path` is not an entry."""
         about = read_json(self.path / "about.json")
         return about if isinstance(about, dict) and set(about) >= {*_SHOWN, "shard_rows"} else None
 

@@ -87,8 +87,8 @@ class Config:
         checkpoint, seeds: weights; with ``{seed}`` in the path, one file for each of the seeds.
         limit, train_limit, ood_limit: the largest number of images of the ID set, of the training
             set and of each OOD set; an `ood_limit` that is not given is `limit`.
-        holdout: the share of the ID set that is scored while the rest is fitted on, where no
-            training set is at hand.
+        holdout: without a training set, the share of the ID set that is scored; the rest is
+            fitted on.
         validation: what must be learnt from data that the network has not seen (a temperature, the
             p-values of an ensemble, options) is learnt from this: a share of the scored ID images,
             which is set aside, or another dataset.
@@ -100,7 +100,7 @@ class Config:
         tune: the values to choose from by detector and option.
         published: numbers of others for the same protocol.
         sources: where to get what is missing, by the start of a dataset's or checkpoint's path.
-        source: the file, where it came from one; a file does not choose what code runs.
+        source: the file that it came from, if any; a file does not choose what code runs.
 
     >>> entries = {"model": "cifar10-ce", "id": "cifar10", "ood": ["mnist"], "limit": 100}
     >>> config = Config.from_dict(entries)

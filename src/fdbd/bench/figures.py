@@ -147,7 +147,7 @@ def sample_standings(benchmark: Benchmark) -> dict[str, Any]:
         ``low``, ``high``, ``counts`` (the ID score histogram) and ``sets``, the ID set first:
         ``name`` and ``samples``, each with ``kind``, ``row``, ``predicted``, ``label``, ``score``,
         ``rank`` (share of ID scores below), ``boundaries`` (the nearest, as [class, distance]),
-        ``others`` (how many more there are) and, where the images are at hand, ``image`` (a
+        ``others`` (how many more there are) and, if the images are at hand, ``image`` (a
         thumbnail) and ``file`` (its folder and name).
     """
     parts = standings(benchmark)
@@ -178,7 +178,7 @@ def sample_standings(benchmark: Benchmark) -> dict[str, Any]:
 
 def _sample(benchmark: Benchmark, part: Standing, place: int) -> dict[str, Any]:
     """One sample with its nearest boundaries, nearest first, in units of its deviation; and its
-    thumbnail and the end of its path, unless there is no image, or none any more."""
+    thumbnail and the end of its path, if the image is still there."""
     row = int(part.rows[place])
     batch = part.samples.rows(slice(row, row + 1))
     features = batch.features.double().cpu()

@@ -77,7 +77,7 @@ class Benchmark:
             for all.
         title: what is compared; stands above every table.
         notes: which data and weights, one line each; stand below every table.
-        statistics: moments of the full training set, where `train` is only a part of it. Detectors
+        statistics: moments of the full training set, if `train` is only a part of it. Detectors
             that ask for means and covariances get these; percentiles and neighbours come from
             `train`, and their rows say so.
         validation: ID features apart from `train` and `test`, with labels, for what must not be
@@ -366,7 +366,7 @@ class _FullStatistics:
         self.used_bank = False
 
     def __call__(self, statistic: Any) -> Any:
-        """The statistic with the sums of the full training set, where they are known."""
+        """The statistic with the sums of the full training set, if they are known."""
         full = self.full
         if full is None or isinstance(statistic, Count):
             return statistic

@@ -47,8 +47,8 @@ def time_score(
 def measure_forward(
     network: Classifier, side: int, batch_size: int, budget: float = 0.5, fewest: int = 3
 ) -> Latency:
-    """Time the network's forward pass on images of zeros, (3, side, side) each, where it is, for
-    about `budget` seconds and at least `fewest` calls."""
+    """Time the network's forward pass on images of zeros, (3, side, side) each, on its device,
+    for about `budget` seconds and at least `fewest` calls."""
     images = torch.zeros(batch_size, 3, side, side, device=device_of(network.model))
     return Latency.from_calls(batch_size, timed(network, [images], batch_size, budget, fewest))
 

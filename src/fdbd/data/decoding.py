@@ -177,7 +177,7 @@ def prepare(
     """The images of each span of rows, in order, prepared in advance.
 
     Args:
-        pixels: `Sliceable`; or images that are decoded on access, where an ImageError becomes a
+        pixels: `Sliceable`; or images that are decoded on access: an ImageError becomes a
             failure.
         preprocess, spans: what the network expects, and which rows go together.
         workers: how many decode at once; None: one per core.

@@ -46,17 +46,14 @@ class FeatureSet:
 
     name: str  #: the dataset's name
     features: Tensor  #: (N, P), any floating dtype; batches come out in float32 (or float64)
-    labels: Tensor | None = None  #: (N,) class indices, where there are any
+    labels: Tensor | None = None  #: (N,) class indices; None: not known
     logits: Tensor | None = None  #: (N, C); None: computed from the head
-    samples: str = (
-        """A key of the samples themselves (the images, say), the same under every model; "": not
-    known."""
-        ""
-    )
+    #: a key of the samples themselves (such as the images), the same under every model; "": not
+    #: known
+    samples: str = ""
     layers: Mapping[str, Tensor] | None = None  #: pooled earlier layers by name, (N, P_layer) each
-    images: Images | None = (
-        None  #: the samples as images, in the same order, where they are at hand
-    )
+    #: the samples as images, in the same order; None: not at hand
+    images: Images | None = None
 
     def __len__(self) -> int:
         return self.features.shape[0]
@@ -127,7 +124,7 @@ class FeatureRows(ABC):
     @abstractmethod
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
         """The rows of a span of a file that `check` has passed, with their labels if wanted and
-        present. Raises where the file is no longer the one that was opened."""
+        present. Raises if the file is no longer the one that was opened."""
 
     def spans(self, size: int) -> list[range]:
         """All rows in runs of about `size` that are cheap to read apart."""

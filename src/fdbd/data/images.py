@@ -91,7 +91,7 @@ class ImageFiles(Sequence[Pixels]):
         return replace(self, size=size)
 
     def _has_changed(self, index: int) -> bool:
-        """Whether a file that is watched is no longer the one that it was."""
+        """Whether a watched file was changed or replaced."""
         if self.marks is None:
             return False
         before = tuple(self.marks[index].tolist())
@@ -179,7 +179,7 @@ class Images:
 
     @property
     def paths(self) -> list[Path] | None:
-        """The files, where there is one per image, else None."""
+        """The files, one per image; None if the images are not files."""
         return self.images.paths if isinstance(self.images, ImageFiles) else None
 
     @property
@@ -253,7 +253,7 @@ class Images:
 
 def find_images(folder: str | os.PathLike[str]) -> Images:
     """Image files below a folder at any depth, by their ending, in the order of the parts of their
-    paths, with the classes of `classes_by_folder`; a ValueError where there is none.
+    paths, with the classes of `classes_by_folder`; ValueError if there is none.
 
     Each folder is read once, links to folders after the others, so that loops end. Only regular
     files are read: pipes and devices, which can block a reader forever, are skipped like hidden

@@ -109,9 +109,12 @@ class Agreement:
         return self.right / self.count if self.count else None
 
     def warning(self, source: str, class_names: Sequence[str] = ()) -> str | None:
-        """One sentence where the accuracy is no better than guessing, else None. It is when guesses
-        would be right as often in more than 1 % of cases (the tail of a binomial) and it gains less
-        than a quarter of what guessing misses. Fewer than 10 labels prove nothing."""
+        """One sentence if the accuracy is no better than guessing, else None.
+
+        It is no better if guesses would be right as often in more than 1 % of cases (the tail of a
+        binomial) and if it gains less than a quarter of what guessing misses. Fewer than 10 labels
+        prove nothing.
+        """
         if self.count < 10:
             return None
         from scipy.special import (

@@ -105,7 +105,7 @@ def choose(
             samples. With `ood`, one half of them is the in-distribution side of the real table.
         ood: data loaders of real OOD data by name, if there are any; they choose nothing.
         auto: options, such as a budget.
-        head: name of the model's linear head, where it is not found by itself.
+        head: name of the model's linear head, if it is not found by itself.
         progress: show a bar when it takes more than two seconds.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 16), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))

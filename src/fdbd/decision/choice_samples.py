@@ -165,7 +165,7 @@ def _of_images(inputs: Any, auto: Auto) -> dict[str, Any]:
 
 def _find_images(inputs: Any) -> tuple[str | None, Tensor | None]:
     """The images (N, C, H, W) that the model takes, with their name if it takes a dict of them
-    alone; None where there are none."""
+    alone; None if the model takes no images."""
     name = None
     if isinstance(inputs, Mapping) and len(inputs) == 1:
         name, inputs = next(iter(inputs.items()))

@@ -92,8 +92,8 @@ class Threshold(nn.Module):
         per_class: bool = False,
         num_classes: int | None = None,
     ) -> Threshold:
-        """The largest threshold that accepts at least a share `tpr` of the n calibration scores. Of
-        new samples it accepts k/(n + 1) on average, where k of n are accepted (see `acceptance`);
+        """The largest threshold that accepts at least a share `tpr` of the n calibration scores. If
+        it accepts k of the n, it accepts k/(n + 1) of new samples on average (see `acceptance`);
         `conformal` gives a bound instead.
 
         Args:
@@ -398,8 +398,8 @@ class Threshold(nn.Module):
         return flagged - 1
 
     def _own(self, of_classes: Tensor, scores: Tensor, predicted: Tensor | None) -> Tensor:
-        """(N,) the number of each score's predicted class, of numbers (C,); or (1,), where one
-        threshold is for all."""
+        """(N,) the number of each score's predicted class, of numbers (C,); (1,) if there is one
+        threshold for all."""
         if not self.per_class:
             return of_classes
         if predicted is None:

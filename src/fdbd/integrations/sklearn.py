@@ -40,9 +40,9 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
             that ends in one: its earlier steps make the features. None: LogisticRegression.
         detector: a detector's name as in `fdbd.create`, or a detector, which is copied and never
             changed.
-        tpr: share of the n held-out samples to accept, a fraction in (0, 1]. Of new samples of the
-            known classes k/(n + 1) are accepted on average, where k is the smallest number with k/n
-            ≥ tpr: 94.1 % for n = 50 at 0.95.
+        tpr: share of the n held-out samples to accept, a fraction in (0, 1]. Let k be the
+            smallest number with k/n ≥ tpr: of new samples of the known classes, k/(n + 1) are
+            accepted on average, such as 94.1 % for n = 50 at 0.95.
         alpha: instead, the largest share of false alarms, a fraction in (0, 1), on average over the
             draw of the held-out samples: a conformal threshold, which takes 1/alpha − 1 of them at
             least. None: `tpr` decides.
@@ -58,8 +58,8 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         threshold_: the `fdbd.Threshold`; its ``p_values`` take scores.
         offset_: the threshold as a number: ``decision_function = score_samples − offset_``.
         classes_: (C,) the known labels.
-        n_features_in_, feature_names_in_: as in scikit-learn; for a Pipeline, where its first step
-            has them.
+        n_features_in_, feature_names_in_: as in scikit-learn; for a Pipeline, if its first step has
+            them.
 
     >>> from sklearn.datasets import load_digits
     >>> X, y = load_digits(return_X_y=True)

@@ -124,7 +124,9 @@ def _entries(found: Any, path: Path) -> Iterator[tuple[str, str]]:
             yield str(name), str(verdict)
         return
     if not isinstance(found, list):
-        raise ValueError(f'{str(path)!r} is no review, expected {{"reviews": {{NAME: VERDICT}}}}')
+        raise ValueError(
+            f'{str(path)!r} is not a review, expected {{"reviews": {{NAME: VERDICT}}}}'
+        )
     for entry in found:
         if not isinstance(entry, Mapping) or "verdict" not in entry:
             raise ValueError(f"{str(path)!r} has the entry {str(entry)[:80]!r} without a verdict")
@@ -213,7 +215,7 @@ def costs(
     ood_share: float,
     alphas: tuple[float, ...] = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2),
 ) -> list[Cost]:
-    """What each false-alarm rate costs per 1,000 new samples, where every alarm is looked at.
+    """What each false-alarm rate costs per 1,000 new samples, if every alarm is looked at.
 
     Args:
         id_scores: (n,) of in-distribution samples, which set the threshold.

@@ -85,7 +85,7 @@ def model_by_name(
     allow_untrained: bool = False,
 ) -> NamedModel:
     """The model that a name stands for, with weights: the same in every command, config and guard
-    file. A ValueError says where there is no such model, or none with weights.
+    file. ValueError if there is no such model, or no weights for it.
 
     Args:
         name: a zoo model, ``NAME`` or ``zoo:NAME``; ``public:NAME``, one of
@@ -100,12 +100,12 @@ def model_by_name(
         num_classes: C; None: as the checkpoint or the published weights have it.
         preprocess: as for `Preprocess.parse`; None: the model's own.
         device: where the model goes, as for `choose_device`.
-        trust: the user's word that code may run: for a ``.pt2`` file, and for a factory that a
+        trust: the user confirms that code may run: for a ``.pt2`` file, and for a factory that a
             file names.
         named_by: the config or guard file that holds `name`, and does not choose what code runs;
             None: the user.
-        allow_untrained: take random weights where there are no others, with a warning, instead
-            of raising.
+        allow_untrained: take random weights, with a warning, if there are no others, instead of
+            raising.
     """
     if model_runs_code(name) and named_by is not None and not trust:
         raise ValueError(

@@ -129,7 +129,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
                 return _strip({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118 (not a mapping)
         except Exception as error:  # a damaged header raises nearly anything
             raise ValueError(
-                f"{path} is no readable safetensors file: {one_line(error)[:200]}"
+                f"{path} is not a readable safetensors file: {one_line(error)[:200]}"
             ) from None
     content = _inside_wrappers(load_plain(path))
     state = dict(content) if isinstance(content, Mapping) else {}
@@ -163,7 +163,7 @@ def load_plain(path: str | os.PathLike[str]) -> Any:
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged file raises nearly anything
-        raise ValueError(f"{path} is no readable checkpoint: {one_line(error)[:200]}") from None
+        raise ValueError(f"{path} is not a readable checkpoint: {one_line(error)[:200]}") from None
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -185,7 +185,7 @@ def save_weights(
     dtype: torch.dtype | None = None,
 ) -> None:
     """Write a model's weights as safetensors, beside and then renamed; filters and matrices as
-    `dtype`, half precision say, where biases and batch-norm statistics stay as they are.
+    `dtype` (such as half precision), biases and batch-norm statistics as they are.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "weights.safetensors")

@@ -483,8 +483,8 @@ def _explain_inputs(inputs: Any, layer: nn.Module, error: Exception) -> str | No
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
-    """``model(inputs)``, where a dict is given as keyword arguments and a tuple or list as
-    positional ones."""
+    """``model(inputs)``; a dict is given as keyword arguments, a tuple or list as positional
+    ones."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
@@ -496,16 +496,14 @@ def _move(inputs: Any, device: torch.device) -> Any:
         return inputs.to(device, non_blocking=device.type == "cuda")
     if isinstance(inputs, Mapping):
         return {key: _move(value, device) for key, value in inputs.items()}
-    return (
-        tuple(_move(value, device) for value in inputs)
-        if isinstance(inputs, (tuple, list))
-        else inputs
-    )
+    if isinstance(inputs, (tuple, list)):
+        return tuple(_move(value, device) for value in inputs)
+    return inputs
 
 
 def rows_finite(inputs: Any) -> Tensor | None:
-    """(N,) whether all numbers of each sample are finite; None where there are none with a point.
-    One read.
+    """(N,) whether all numbers of each sample are finite; None if no tensor is floating-point. One
+    read.
 
     A mask, by its name, may hold −inf. Tensors whose first size is not that of the first tensor
     belong to no sample.

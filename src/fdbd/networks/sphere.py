@@ -118,7 +118,7 @@ def _probe(module: nn.Module, num_features: int) -> LinearOnSphere | None:
         forth = module(axes)
         back = module(-axes)
     except Exception:
-        # A layer that takes other inputs, an embedding for instance, is no head of this kind.
+        # A layer that takes other inputs, an embedding for instance, is not a head of this kind.
         return None
     bias = (forth + back).mean(dim=0) / 2
     weight = ((forth - back) / 2).T

@@ -114,7 +114,7 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
             table = require("pyarrow.parquet", "report").read_table(path)
     except Exception as error:  # pyarrow has no common class for what a damaged file raises
         raise ValueError(
-            f"{str(path)!r} is no readable file of scores: {' '.join(str(error).split())}"
+            f"{str(path)!r} is not a readable file of scores: {' '.join(str(error).split())}"
         ) from None
     for name in COLUMNS:
         if name not in (*table.column_names, *OPTIONAL_COLUMNS):

@@ -45,7 +45,7 @@ def _check_host(request: Request, settings: Settings) -> None:
 
     A page of another site can have its own name point to this machine (DNS rebinding) and then
     counts as this origin; the Host header still holds that name. An address cannot be rebound, and
-    a client that has the token is no such page.
+    a client that has the token is not such a page.
     """
     host = _without_port(request.headers.get("host", ""))
     if host in settings.allowed_hosts or "*" in settings.allowed_hosts:

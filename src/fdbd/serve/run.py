@@ -103,7 +103,7 @@ def application(
     """The ASGI application of one process.
 
     Args:
-        store: for the name of a guard, where this process meets the others; None: in the folder of
+        store: makes, from a guard's name, what its processes share; None: files in the folder of
             the service.
         processes: how many there are; None: as the service says.
         orders: where the processes tell each other which guards are loaded.

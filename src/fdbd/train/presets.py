@@ -129,7 +129,9 @@ def read_presets(text: str, name: str = "presets.toml") -> dict[str, Preset]:
         own = dict(table)
         like = own.pop("like", None)
         if like is not None and like not in found:
-            raise ValueError(f"{name}, [{title}]: like is {like!r}, which is no recipe above it")
+            raise ValueError(
+                f"{name}, [{title}]: like is {like!r}, expected the name of a recipe above it"
+            )
         inherited = asdict(found[like]) if like is not None else {}
         values = {**inherited, **own, "name": title}
         found[title] = from_table(values, Preset, name=f"{name}, [{title}]")

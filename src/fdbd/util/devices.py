@@ -7,23 +7,20 @@ from torch import nn
 
 
 def choose_device(name: str | torch.device | None = "auto") -> torch.device:
-    """The device that a name stands for: "auto" or None, the first of cuda, mps and xpu that is
-    here, else cpu; or a device as torch writes it, such as "cuda:1", which a ValueError says is not
-    here."""
+    """The device that a name stands for: a device as torch writes it, such as "cuda:1"; or, for
+    "auto" and None, the first of cuda, mps and xpu that is available, else cpu. ValueError if the
+    device is not available."""
     here = [kind for kind in ("cuda", "mps", "xpu") if _has(kind)]
     if name is None or name == "auto":
         return torch.device([*here, "cpu"][0])
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (
-        RuntimeError,
-        AssertionError,
-        NotImplementedError,
-    ):  # an unknown name, or a torch built without it
+    except (RuntimeError, AssertionError, NotImplementedError):
+        # An unknown name, or a torch that was built without it.
         known = ", ".join(["cpu", *here])
         raise ValueError(
-            f"there is no device {str(name)!r} here, expected auto or one of: {known}"
+            f"the device {str(name)!r} is not available here, expected auto or one of: {known}"
         ) from None
     return device
 
