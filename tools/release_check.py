@@ -8,6 +8,7 @@ top of that one, and what needs it is tested. Nothing of this checkout is on the
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import urllib.request
 import venv
 import zipfile
 from pathlib import Path
@@ -46,7 +48,7 @@ EXTRAS = {
     ),
     "onnx": "guard.export_onnx('guard.onnx', images)",
     "ray": (
-        "import ray.data\nfrom fdbd.export import ray as on_ray\non_ray.connect()\n"
+        "import ray.data\nfrom fdbd.jobs import ray as on_ray\non_ray.connect()\n"
         "rows = ray.data.from_items([{'features': row.tolist()} for row in z])\n"
         "by_ray = on_ray.calibrate(on_ray.fit(fdbd.Guard(head), rows), rows, alpha=0.1)\n"
         "assert on_ray.score(by_ray, rows).count() == len(z)"
@@ -77,7 +79,8 @@ EXTRAS = {
         "from fdbd.serve.backend import OnnxBackend\nOnnxBackend('guard.onnx')"
     ),  # of the extra onnx
 }
-"""One thing per extra that does not work without it; `SETUP` goes before."""
+"""One thing to try for each extra; `SETUP` goes before. What `serve` and `monitor` need is in a plain
+install too, except the faster event loop of `serve`."""
 SETUP = (
     "import torch\n"
     "from torch import nn\n"
@@ -234,7 +237,7 @@ def try_extra(extra: str, wheel: Path, plain: Path, folder: Path) -> None:
 
 
 def use(python: Path, folder: Path) -> None:
-    """The README's quickstart and the benchmark."""
+    """The README's quickstart, the benchmark, and the demo."""
     blocks = re.findall(
         r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
     )
@@ -242,6 +245,41 @@ def use(python: Path, folder: Path) -> None:
     script.write_text(SETUP + "\n".join(blocks), encoding="utf-8")
     run(python, script, folder=folder)
     run(python, "-m", "fdbd", "bench", folder=folder)
+    try_demo(python, folder)
+
+
+def try_demo(python: Path, folder: Path) -> None:
+    """Start `fdbd demo`, and have it decide one of its own pictures."""
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    settings["HOME"] = str(folder)
+    command = [str(python), "-m", "fdbd", "demo", "--no-open"]
+    print("$", *command, flush=True)
+    process = subprocess.Popen(command, cwd=folder, env=settings, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            found = re.search(r"serving on (http://127\.0\.0\.1:\d+)", line)
+            if found:
+                decide_example(found[1])
+                return
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    raise SystemExit("fdbd demo ended by itself:\n" + "".join(said))
+
+
+def decide_example(address: str) -> None:
+    with urllib.request.urlopen(f"{address}/examples/cat.jpg", timeout=60) as answer:
+        picture = answer.read()
+    request = urllib.request.Request(
+        f"{address}/decide", data=picture, headers={"content-type": "image/jpeg"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        decided = json.loads(answer.read())
+    if decided["class"] != "cat" or decided["is_ood"]:
+        raise SystemExit(f"fdbd demo takes its own cat for something else: {decided}")
 
 
 if __name__ == "__main__":

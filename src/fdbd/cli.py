@@ -14,6 +14,7 @@ from fdbd.commands.calibrate import calibrate
 from fdbd.commands.choose import choose
 from fdbd.commands.compare import compare
 from fdbd.commands.data import cache, data
+from fdbd.commands.demo import demo
 from fdbd.commands.doctor import doctor
 from fdbd.commands.explain import explain
 from fdbd.commands.export import export
@@ -31,6 +32,7 @@ from fdbd.util.terminal import INTERRUPTED, answer_interrupts, one_line
 from fdbd.util.version import __version__
 
 COMMANDS = (
+    demo,
     bench,
     compare,
     choose,
@@ -53,6 +55,8 @@ COMMANDS = (
 """In the order of `fdbd --help`."""
 FIRST_STEPS = """fdbd: out-of-distribution detection for any classifier with a linear head
 
+  fdbd demo
+      open a page with a guarded model that you can throw pictures at
   fdbd bench
       compare all detectors on data in the package
   fdbd fit timm:resnet50 ./train --calibration ./fresh --alpha 0.05

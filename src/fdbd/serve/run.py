@@ -185,15 +185,25 @@ def _decisions_of(service: Service, guards: Guards) -> DecisionLog | None:
     return DecisionLog(Path(service.decisions), service.decisions_bytes, count_dropped)
 
 
-def run(service: Service, host: str, port: int) -> None:
-    """Answer until SIGTERM or Ctrl-C, which finish what was taken and refuse the rest."""
+def run(
+    service: Service,
+    host: str,
+    port: int,
+    *,
+    when_up: Callable[[str], object] | None = None,
+) -> None:
+    """Answer until SIGTERM or Ctrl-C, which finish what was taken and refuse the rest.
+
+    Args:
+        when_up: called with the service's address once a service of one process answers.
+    """
     if os.name == "nt" and service.workers > 1:
         raise ValueError(
             "on Windows processes cannot share a port: use --workers 1, or several services and a "
             "proxy"
         )
     if service.workers == 1:
-        _run_alone(service, host, port)
+        _run_alone(service, host, port, when_up)
         return
     # Nobody listens on these sockets: they keep the ports for the processes.
     with bind(host, port, shared=True) as bound:
@@ -205,7 +215,9 @@ def run(service: Service, host: str, port: int) -> None:
             _Supervisor(service, host, port).run()
 
 
-def _run_alone(service: Service, host: str, port: int) -> None:
+def _run_alone(
+    service: Service, host: str, port: int, when_up: Callable[[str], object] | None
+) -> None:
     """Answer in this process."""
     listening = _listen(host, port)
     metrics = None
@@ -217,6 +229,9 @@ def _run_alone(service: Service, host: str, port: int) -> None:
     def is_up(app: App) -> None:
         print(_describe_all(app), file=sys.stderr)
         say_where(host, port)
+        if when_up is not None:
+            # In a thread: starting a browser may take seconds, and the service answers meanwhile.
+            threading.Thread(target=when_up, args=(_address(host, port),), daemon=True).start()
 
     orders = Orders.in_new_folder()
     _reload_at_hangup(service, Orders(orders.folder))
@@ -443,10 +458,16 @@ def _describe_all(app: App) -> str:
 
 def say_where(host: str, port: int, how: str = "") -> None:
     """Say where the service is, once it answers."""
-    address = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
+    address = _address(host, port)
     places = "page /, interface /docs, metrics /metrics"
     print(f"serving on {address}{how} ({places}); Ctrl-C ends it", file=sys.stderr)
     sys.stderr.flush()
+
+
+def _address(host: str, port: int) -> str:
+    if ":" in host:
+        host = f"[{host}]"
+    return f"http://{host}:{port}"
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -23,6 +24,7 @@ from fdbd.util.version import __version__
 
 _MOST_SCORES_SHOWN = 512
 """Calibration scores that the page draws."""
+_ASSETS = Path(__file__).parent / "assets"
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'; base-uri 'none'; "
@@ -41,7 +43,7 @@ class ServiceRoutes:
 
     def routes(self) -> list[Route]:
         """What there is, and what answers."""
-        return [
+        routes = [
             Route("/", self.page, methods=["GET"]),
             Route("/docs", self.docs, methods=["GET"]),
             Route("/openapi.json", self.openapi, methods=["GET"]),
@@ -51,6 +53,9 @@ class ServiceRoutes:
             Route("/v2/health/live", self.live, methods=["GET"]),
             Route("/v2/health/ready", self.ready, methods=["GET"]),
         ]
+        if self._process.settings.examples:
+            routes.append(Route("/examples/{name}", self.example, methods=["GET"]))
+        return routes
 
     async def live(self, request: Request) -> Response:
         """Whether the process is worth keeping."""
@@ -84,6 +89,14 @@ class ServiceRoutes:
             _describe_guard(found, loaded[0])
         return JSONResponse(found)
 
+    async def example(self, request: Request) -> Response:
+        """One of the pictures that the page of `fdbd demo` offers."""
+        name = request.path_params["name"]
+        if name not in {example["file"] for example in _examples()}:
+            raise HTTPException(404, f"there is no example {name[:80]!r}")
+        picture = (_ASSETS / "examples" / name).read_bytes()
+        return Response(picture, media_type="image/jpeg")
+
     async def status(self, request: Request) -> Response:
         """What the page shows: the guard, the monitor's view, the calibration scores, the latest
         rejected images."""
@@ -96,6 +109,7 @@ class ServiceRoutes:
         if guard.watch is not None:
             view = guard.watch.view()
             history = list(guard.watch.history)
+        examples = _examples() if self._process.settings.examples else []
         return JSONResponse(
             {
                 "guard": backend.name,
@@ -114,6 +128,7 @@ class ServiceRoutes:
                 "waiting": guard.batcher.waiting,
                 "ready": self._process.is_ready,
                 "memory": self._memory(),
+                "examples": examples,
             },
             headers=guard_header(guard),
         )
@@ -164,4 +179,10 @@ def _describe_guard(found: dict[str, Any], guard: ServedGuard) -> None:
 
 
 def _asset(name: str) -> str:
-    return resources.files("fdbd.serve").joinpath("assets", name).read_text(encoding="utf-8")
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _examples() -> list[dict[str, str]]:
+    """File and title of each picture that the page of `fdbd demo` offers."""
+    found: list[dict[str, str]] = json.loads(_asset("examples/examples.json"))
+    return found

@@ -1,4 +1,4 @@
-"""How the service behaves: every field is an option of `fdbd serve`."""
+"""How the service behaves: every field but `examples` is an option of `fdbd serve`."""
 
 from __future__ import annotations
 
@@ -41,3 +41,5 @@ class Settings:
     """Images that are decoded at the same time."""
     samples: int = 24
     """Rejected images that are kept as thumbnails for the page; 0: none."""
+    examples: bool = False
+    """Whether the page offers the pictures of the package; `fdbd demo` does."""
