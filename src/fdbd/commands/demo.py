@@ -30,7 +30,7 @@ def demo(
     from fdbd.serve.run import Service, run
     from fdbd.serve.settings import Settings
 
-    # The server ends in order at SIGTERM and then passes it on, which would leave the folder behind.
+    # The server ends in order at SIGTERM and then passes it on: the folder would be left behind.
     signal.signal(signal.SIGTERM, _exit)
     with tempfile.TemporaryDirectory(prefix="fdbd-demo-") as folder:
         guard = Path(folder) / "demo.safetensors"
