@@ -185,9 +185,8 @@ class Folded:
         self.normals = normals.to(dtype)
         self.offsets = (self.normals.to(torch.float64) @ center + gammas).to(dtype)
         self.center = center.to(dtype)
-        self.floor = torch.finfo(dtype).eps * torch.linalg.vector_norm(center).clamp_min(1).to(
-            dtype
-        )
+        length = torch.linalg.vector_norm(center).clamp_min(1)
+        self.floor = torch.finfo(dtype).eps * length.to(dtype)
         self.divide = normalizer is not None
 
     def score(
@@ -249,29 +248,43 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
     z = _float64(features)
     head = Head(_float64(head.weight), _float64(head.bias))
     logits = head(z)
-    predicted = logits.argmax(dim=1) if predicted is None else predicted.cpu()
+    if predicted is None:
+        predicted = logits.argmax(dim=1)
+    predicted = predicted.cpu()
     closed = distances(z, head, logits=logits, predicted=predicted)
-    weight = head.weight.numpy()
-    bias = head.bias.numpy()
-    outputs = logits.numpy()
-    coordinates = _coordinates(weight)
-    # Classes of equal weights differ by their biases alone; their logits differ by rounding too.
-    group_of_equal_weights = np.unique(weight, axis=0, return_inverse=True)[1].reshape(-1)
+    regions = _Regions(head.weight.numpy(), head.bias.numpy())
     # Already right at the predicted class, and at classes without a boundary.
     out = closed.clone()
-    for i, c in torch.isfinite(closed).nonzero().tolist():
-        is_twin = group_of_equal_weights == group_of_equal_weights[c]
-        if (bias[is_twin] > bias[c]).any():
-            # A twin with a larger bias wins wherever c could.
-            out[i, c] = torch.inf
-            continue
-        own = outputs[i, c]
-        others = outputs[i][~is_twin]
-        constraints = coordinates[c] - coordinates[~is_twin]
-        magnitudes = np.abs(others) + abs(own)
-        hyperplane = coordinates[c] - coordinates[predicted[i]]
-        out[i, c] = _project(constraints, others - own, magnitudes, hyperplane, closed[i, c].item())
+    for row, label in torch.isfinite(closed).nonzero().tolist():
+        own = int(predicted[row])
+        distance = closed[row, label].item()
+        out[row, label] = regions.distance(logits[row].numpy(), own, label, distance)
     return out
+
+
+class _Regions:
+    """The decision regions of a head, for distances to them."""
+
+    def __init__(self, weight: _Array, bias: _Array) -> None:
+        self._bias = bias
+        self._coordinates = _coordinates(weight)
+        # Classes of equal weights differ by their biases alone; their logits differ by rounding
+        # too, so they are found by their weights.
+        self._group = np.unique(weight, axis=0, return_inverse=True)[1].reshape(-1)
+
+    def distance(self, logits: _Array, own: int, label: int, closed: float) -> float:
+        """How far a sample of class `own` with logits (C,) must move to be classified as `label`;
+        `closed` is its distance to the hyperplane between the two."""
+        is_twin = self._group == self._group[label]
+        if (self._bias[is_twin] > self._bias[label]).any():
+            # A twin with a larger bias wins wherever this class could.
+            return np.inf
+        others = logits[~is_twin]
+        constraints = self._coordinates[label] - self._coordinates[~is_twin]
+        gaps = others - logits[label]
+        magnitudes = np.abs(others) + abs(logits[label])
+        hyperplane = self._coordinates[label] - self._coordinates[own]
+        return _project(constraints, gaps, magnitudes, hyperplane, closed)
 
 
 def _coordinates(weight: _Array) -> _Array:
@@ -289,31 +302,42 @@ def _project(
     """min ‖y‖ subject to constraints (M, r) · y ≥ gaps (M,). `magnitudes` (M,) are the sizes of the
     logits behind each gap, which bound its rounding error; `closed` is the distance to the
     hyperplane against the predicted class, whose normal is `hyperplane` (r,)."""
+    # If all constraints hold at the nearest point of that hyperplane, the closed form is exact.
+    at_hyperplane = constraints @ hyperplane * (closed / np.linalg.norm(hyperplane))
+    tolerance = 1e-12 * (magnitudes + np.abs(at_hyperplane))
+    if (at_hyperplane - gaps >= -tolerance).all():
+        return closed
+    # In units of the closed form, which bounds the distance from below.
+    unit = closed if closed > 0 else 1.0
+    distance = _least_norm(constraints, gaps / unit) * unit
+    return max(distance, closed)
+
+
+def _least_norm(constraints: _Array, gaps: _Array) -> float:
+    """min ‖y‖ subject to constraints (M, r) · y ≥ gaps (M,); infinity if no y satisfies them.
+
+    Lawson and Hanson's form: with E the constraints beside the gaps, transposed (r + 1, M), and t
+    the last unit vector, find u ≥ 0 that minimises ‖E u − t‖. Of the residual ρ = E u − t, the last
+    entry is −‖ρ‖², and the solution is y = ρ[:r] / ‖ρ‖².
+    """
     from scipy.optimize import lsq_linear  # takes time to import
 
-    # Step to that hyperplane: if all constraints hold there, the closed form is exact.
-    step = constraints @ hyperplane * (closed / np.linalg.norm(hyperplane))
-    tolerance = 1e-12 * (magnitudes + np.abs(step))
-    if (step - gaps >= -tolerance).all():
-        return closed
-    scale = closed if closed > 0 else 1.0
     lengths = np.linalg.norm(constraints, axis=1, keepdims=True)
-    columns = np.column_stack([constraints, gaps / scale]) / lengths
-    target = np.zeros(columns.shape[1])
+    rows = np.column_stack([constraints, gaps]) / lengths
+    target = np.zeros(rows.shape[1])
     target[-1] = 1
-    # The residual's last entry is −‖residual‖², and the step is y = residual[:r] / −residual[r]. By
-    # bounded-variable least squares: `scipy.optimize.nnls` is wrong on some of these problems
+    # By bounded-variable least squares: `scipy.optimize.nnls` is wrong on some of these problems
     # before scipy 1.16.
-    solution = lsq_linear(
-        columns.T, target, (0, np.inf), "bvls", tol=1e-14, max_iter=30 * len(columns) + 100
-    ).x
-    residual = columns.T @ solution - target
+    most_steps = 30 * len(rows) + 100
+    bounds = (0, np.inf)
+    solution = lsq_linear(rows.T, target, bounds, "bvls", tol=1e-14, max_iter=most_steps)
+    residual = rows.T @ solution.x - target
     squares = float(residual @ residual)
-    # In units of the closed form, which bounds the distance from below, 1e-14 stands for a region
-    # ten million times as far away as its hyperplane, which float64 cannot tell from an empty one.
+    # 1e-14 stands for a region ten million times as far away as its hyperplane, which float64
+    # cannot tell from an empty one.
     if squares < 1e-14:
         return np.inf
-    return max(float(np.linalg.norm(residual[:-1])) / squares * scale, closed)
+    return float(np.linalg.norm(residual[:-1])) / squares
 
 
 def nearest_squared_distance(rows: Tensor, points: Tensor) -> Tensor:
@@ -327,9 +351,9 @@ def nearest_squared_distance(rows: Tensor, points: Tensor) -> Tensor:
 def squared_distances(rows: Tensor, points: Tensor, squares: Tensor | None = None) -> Tensor:
     """(N, M) squared Euclidean distances from rows (N, D) to points (M, D), by one matrix product;
     `squares` (M,) are the points' squared norms, if known."""
-    squares = points.square().sum(dim=1) if squares is None else squares
-    return (
-        torch.addmm(squares, rows, points.T, alpha=-2)
-        .add_(rows.square().sum(dim=1, keepdim=True))
-        .clamp_min_(0)
-    )
+    if squares is None:
+        squares = points.square().sum(dim=1)
+    # ‖p‖² − 2 r·p, then + ‖r‖²: in place, for the result may be large.
+    found = torch.addmm(squares, rows, points.T, alpha=-2)
+    found.add_(rows.square().sum(dim=1, keepdim=True))
+    return found.clamp_min_(0)

@@ -351,13 +351,14 @@ def _texts_of(said: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
 
 
 class _FullStatistics:
-    """Replaces the moments of the bank, which are the samples at hand, by those of the full
-    training set, once a fit has summed them up.
+    """Gives a fit on the bank, which is a part of the training set, the moments of the full set.
 
     Means and covariances follow from the moments, also for the members of an ensemble and behind a
     shaping that leaves all samples of the bank as they are. Percentiles, neighbours and statistics
-    of shaped features do not: they remain the bank's, and `used_bank` says so. Without moments
-    (None) the bank is the full set.
+    of shaped features do not: they remain the bank's, and `used_bank` says so.
+
+    Args:
+        full: the moments; None: the bank is the full set.
     """
 
     def __init__(self, full: ClassMoments | None, bank: FeatureSet) -> None:
@@ -365,30 +366,39 @@ class _FullStatistics:
         self.bank = bank
         self.used_bank = False
 
-    def __call__(self, statistic: Any) -> Any:
-        """The statistic with the sums of the full training set, if they are known."""
-        full = self.full
-        if full is None or isinstance(statistic, Count):
-            return statistic
-        if isinstance(statistic, LayerMoments) and not statistic.layers:
-            statistic.parts = [full]
-        elif type(statistic) is Together:
-            statistic.parts = [self(part) for part in statistic.parts]
-        elif isinstance(statistic, Transformed) and self._leaves_bank_as_it_is(statistic):
-            statistic.statistic = self(statistic.statistic)
-        elif type(statistic) is Mean:
-            statistic.count = full.count
-            statistic.total = full.mean() * full.count
-        elif type(statistic) in (Moments, ClassMoments):
-            statistic.count = full.count
-            statistic.average = full.average
-            statistic.scatter = full.scatter
-            if isinstance(statistic, ClassMoments):
-                statistic.counts = full.counts
-                statistic.totals = full.totals
-        else:
-            self.used_bank = True
-        return statistic
+    def __call__(self, summed: Together) -> Together:
+        """What the fit goes on with after it has summed up the bank (`fit_detector`)."""
+        if self.full is None:
+            return summed
+        parts = [self._of_full_set(part, self.full) for part in summed.parts]
+        return Together(parts)
+
+    def _of_full_set(self, summed: Any, full: ClassMoments) -> Any:
+        """The statistic of the full set if it follows from the moments, else that of the bank."""
+        # Of subclasses it is not known that the moments are all they hold: hence `type`.
+        kind = type(summed)
+        if kind is Count:
+            return summed  # it is only asked whether there are samples
+        if kind is Mean:
+            mean = Mean(len(full.mean()))
+            mean.count = full.count
+            mean.total = full.mean() * full.count
+            return mean
+        if kind is Moments or kind is ClassMoments:
+            return full
+        if kind is Together:
+            parts = [self._of_full_set(part, full) for part in summed.parts]
+            return Together(parts)
+        if kind is LayerMoments and not summed.layers:
+            moments = LayerMoments(summed.num_classes, ())
+            moments.parts = [full]
+            moments.has_adversarial = summed.has_adversarial
+            return moments
+        if kind is Transformed and self._leaves_bank_as_it_is(summed):
+            inner = self._of_full_set(summed.statistic, full)
+            return Transformed(inner, summed.transform, summed.rows)
+        self.used_bank = True
+        return summed
 
     def _leaves_bank_as_it_is(self, statistic: Transformed[Any]) -> bool:
         for batch in self.bank.batches():

@@ -8,7 +8,7 @@ found. How a `Guard` gets its held-out samples is in `choice_samples`, the rule'
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -127,6 +127,18 @@ class Member(NamedTuple):
     aurocs: dict[str, tuple[float, float, float]]
     """AUROC by kind, held-out samples against pseudo-OOD samples, with its 95 % interval."""
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Member:
+        """One entry of what `Choice.to_dict` has made."""
+        aurocs = {str(kind): tuple(found) for kind, found in values["aurocs"].items()}
+        return cls(
+            name=str(values["name"]),
+            weight=float(values["weight"]),
+            share=float(values["share"]),
+            cost=Cost(**values["cost"]),
+            aurocs=aurocs,
+        )
+
     @property
     def auroc(self) -> float | None:
         """The average over the kinds that the weight follows from; None without kinds."""
@@ -187,19 +199,9 @@ class Choice:
         """What `to_dict` has made; ValueError for anything else."""
         given: Any = values
         try:
-            members = tuple(
-                Member(
-                    str(member["name"]),
-                    float(member["weight"]),
-                    float(member["share"]),
-                    Cost(**member["cost"]),
-                    {str(kind): tuple(found) for kind, found in member["aurocs"].items()},
-                )
-                for member in given["members"]
-            )
-            return cls(
-                members, int(given["num_held_out"]), given["per_kind"], tuple(given["notes"])
-            )
+            members = tuple(Member.from_dict(member) for member in given["members"])
+            num_held_out = int(given["num_held_out"])
+            return cls(members, num_held_out, given["per_kind"], tuple(given["notes"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"this does not describe a choice of detectors: {error!r}") from None
 
@@ -235,46 +237,66 @@ def choose_members(
         )
     members = pool.members
     share_head(members)
-    with torch.no_grad():
-        inside = [_finite_scores(member, name, held_out) for member, name in zip(members, names)]
-        outside = {
-            kind: [member.score(batch) for member in members] for kind, batch in kinds.items()
-        }
-    aurocs = [
-        {kind: _auroc(inside[place], scores[place]) for kind, scores in outside.items()}
-        for place in range(len(members))
-    ]
+    aurocs = _aurocs(members, names, held_out, kinds)
     costs = [measure_cost(member, held_out) for member in members]
-    if kinds:
-        weights = weigh(np.array([[of[kind][0] for of in aurocs] for kind in kinds]), auto.beta)
-    else:
-        weights = _equal_weights(names)
+    weights = _weights(aurocs, kinds, auto.beta) if kinds else _equal_weights(names)
     kept = keep(weights, costs, auto.limits)
     shares = _shares(weights, kept)
-    detector = members[kept[0]]
-    if len(kept) > 1:
-        chosen = [members[place] for place in kept]
-        if kinds:
-            detector = Ensemble(chosen, "fisher", [float(shares[place]) for place in kept])
-        else:
-            # With equal weights the study supports the harmonic mean.
-            detector = Ensemble(chosen)
+    chosen = [members[place] for place in kept]
+    if len(chosen) == 1:
+        detector = chosen[0]
+    elif kinds:
+        detector = Ensemble(chosen, "fisher", [float(shares[place]) for place in kept])
         detector.calibrate(held_out)
-    found = [
-        Member(names[place], float(weights[place]), float(shares[place]), costs[place], of)
-        for place, of in enumerate(aurocs)
-    ]
+    else:
+        # With equal weights the study supports the harmonic mean.
+        detector = Ensemble(chosen)
+        detector.calibrate(held_out)
+    found = []
+    for place, name in enumerate(names):
+        weight = float(weights[place])
+        share = float(shares[place])
+        found.append(Member(name, weight, share, costs[place], aurocs[place]))
     sizes = {kind: len(batch.features) for kind, batch in kinds.items()}
     notes = _notes(kinds, auto, [costs[place] for place in kept])
     return detector, Choice(tuple(found), count, sizes, notes)
 
 
+def _aurocs(
+    members: Sequence[Detector], names: Sequence[str], held_out: Batch, kinds: Mapping[str, Batch]
+) -> list[dict[str, tuple[float, float, float]]]:
+    """For each member, how well it tells each kind from what was held out: AUROC and interval."""
+    found = []
+    with torch.no_grad():
+        for member, name in zip(members, names):
+            inside = _finite_scores(member, name, held_out)
+            of_member = {}
+            for kind, batch in kinds.items():
+                of_member[kind] = _auroc(inside, member.score(batch))
+            found.append(of_member)
+    return found
+
+
+def _weights(
+    aurocs: Sequence[Mapping[str, tuple[float, float, float]]], kinds: Iterable[str], beta: float
+) -> Floats:
+    """The weight of each member, by the rule of `choice_rule`."""
+    table = []
+    for kind in kinds:
+        table.append([of_member[kind][0] for of_member in aurocs])
+    return weigh(np.array(table), beta)
+
+
 def share_head(members: Sequence[Detector]) -> None:
     """Let all members hold one copy of the head, which is large where there are many classes."""
-    first, *others = [part for member in members for part in innermost(member)]
-    for part in others:
+    parts: list[Detector] = []
+    for member in members:
+        parts.extend(innermost(member))
+    first = parts[0]
+    for part in parts[1:]:
         for name in ("head_weight", "head_bias"):
-            shared, own = first._buffers[name], part._buffers[name]
+            shared = first._buffers[name]
+            own = part._buffers[name]
             assert shared is not None
             assert own is not None
             if torch.equal(shared, own):

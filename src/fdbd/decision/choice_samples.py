@@ -3,7 +3,7 @@ network runs over it once, and the pseudo-OOD samples that are made of that part
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -74,35 +74,51 @@ class HeldOut:
         return int(torch.randint(below, (), generator=self._generator))
 
 
-def set_aside(
-    seen: Iterable[Seen], spool: Spool, held: HeldOut
-) -> tuple[Batch, Any, Callable[[], Iterator[tuple[Batch, Tensor]]]]:
-    """Features of the part that is held out, its inputs, and a function that gives the features and
-    hashes of all others, batch by batch."""
-    sizes: list[int] = []
-    hashes: list[Tensor] = []
-    for batch, inputs, of_rows in seen:
-        held.add(inputs, len(batch.features))
-        for start in range(0, len(batch.features), MOST_ROWS):
-            part = slice(start, start + MOST_ROWS)
-            spool.append(batch.rows(part))
-            sizes.append(len(batch.features[part]))
-            hashes.append(of_rows[part])
-    rows, inputs = held.finish()
-    is_held = torch.zeros(held.count, dtype=torch.bool)
-    is_held[rows] = True
-    masks = is_held.split(sizes)
-    places = torch.cumsum(is_held, 0) - 1
-    parts = [batch.rows(mask) for batch, mask in zip(spool, masks) if mask.any()]
-    # In the order of their inputs.
-    features = _joined(parts).rows(places[torch.tensor(rows)])
+class SetAside:
+    """What the network said of all samples, divided into a part that is held out and the others.
 
-    def others() -> Iterator[tuple[Batch, Tensor]]:
-        for batch, mask, of_rows in zip(spool, masks, hashes):
+    Args:
+        seen: goes through all samples, once.
+        spool: keeps their features.
+        held: says which are held out.
+    """
+
+    def __init__(self, seen: Iterable[Seen], spool: Spool, held: HeldOut) -> None:
+        self._spool = spool
+        self._hashes: list[Tensor] = []
+        sizes: list[int] = []
+        for batch, inputs, hashes in seen:
+            count = len(batch.features)
+            held.add(inputs, count)
+            for start in range(0, count, MOST_ROWS):
+                part = slice(start, start + MOST_ROWS)
+                spool.append(batch.rows(part))
+                sizes.append(min(MOST_ROWS, count - start))
+                self._hashes.append(hashes[part])
+        rows, inputs = held.finish()
+        #: what the model was given for the part that is held out; None for features
+        self.inputs = inputs
+        is_held = torch.zeros(held.count, dtype=torch.bool)
+        is_held[rows] = True
+        #: for each batch of the spool, which of its rows are held out
+        self._masks = is_held.split(sizes)
+        self.features = self._held_in_order(rows, is_held)
+
+    def _held_in_order(self, rows: Sequence[int], is_held: Tensor) -> Batch:
+        """The features of these rows, in the order of `inputs`."""
+        parts = []
+        for batch, mask in zip(self._spool, self._masks):
+            if mask.any():
+                parts.append(batch.rows(mask))
+        # The spool has them in the order in which they were seen.
+        place_among_held = torch.cumsum(is_held, 0) - 1
+        return _joined(parts).rows(place_among_held[torch.tensor(rows)])
+
+    def others(self) -> Iterator[tuple[Batch, Tensor]]:
+        """Features and hashes of all samples that are not held out, batch by batch."""
+        for batch, mask, hashes in zip(self._spool, self._masks, self._hashes):
             if not mask.all():
-                yield batch.rows(~mask), of_rows.cpu()[~mask]
-
-    return features, inputs, others
+                yield batch.rows(~mask), hashes.cpu()[~mask]
 
 
 def pseudo_ood(inputs: Any, held_out: Batch, auto: Auto) -> dict[str, Any]:
@@ -186,13 +202,18 @@ def _row_of(inputs: Any, row: int) -> Any:
 
 
 def _stacked(rows: list[Any]) -> Any:
+    """Samples as one batch of what the model takes; None if they cannot be one."""
     if any(row is None for row in rows):
         return None
     if isinstance(rows[0], Tensor):
         return torch.stack(rows) if _have_one_shape(rows) else None
-    if not all(_have_one_shape([row[name] for row in rows]) for name in rows[0]):
-        return None
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    batch = {}
+    for name in rows[0]:
+        tensors = [row[name] for row in rows]
+        if not _have_one_shape(tensors):
+            return None
+        batch[name] = torch.stack(tensors)
+    return batch
 
 
 def _have_one_shape(tensors: list[Tensor]) -> bool:

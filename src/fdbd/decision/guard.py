@@ -23,10 +23,10 @@ from fdbd.decision.choice import Auto, Choice, choose_members
 from fdbd.decision.choice_samples import (
     HeldOut,
     Seen,
+    SetAside,
     first_pictures,
     in_pieces,
     pseudo_ood,
-    set_aside,
 )
 from fdbd.decision.identity import guard_id
 from fdbd.decision.map_threshold import MapThreshold, PixelShares
@@ -314,26 +314,26 @@ class Guard(nn.Module):
         this share of them, and make the chosen members the detector. `fit` and `calibrate` call
         this."""
         assert self.auto is not None
-        stages = self.stages
+        pool = self.detector
+        assert isinstance(pool, Ensemble)
         with torch.no_grad(), Spool() as spool:
-            seen = map(self._seen, track(_batches_in(data), "choosing", enabled=progress))
+            batches = track(_batches_in(data), "choosing", enabled=progress)
             held = HeldOut(self.auto.held_out, share, self.auto.seed)
-            held_out, inputs, others = set_aside(seen, spool, held)
-            held_out = stages.features_alone(held_out)
-            samples = pseudo_ood(inputs, held_out, self.auto)
+            divided = SetAside(map(self._seen, batches), spool, held)
+            held_out = self.stages.features_alone(divided.features)
+            samples = pseudo_ood(divided.inputs, held_out, self.auto)
             kinds = {kind: self.features_of(of_kind) for kind, of_kind in samples.items()}
             names = self.auto.specs(self._can_be_weighed(self.classifier))
-            pool = self.detector
-            assert isinstance(pool, Ensemble)
             self.detector, choice = choose_members(pool, names, held_out, kinds, self.auto)
             for note in choice.notes:
                 warn_caller(f"auto: {note}")
+            # From here on the guard scores by the detector that was chosen.
             self.about["choice"] = choice.to_dict()
             rest = []
-            for batch, hashes in others():
-                scores = stages.calibration_scores(batch)
+            for batch, hashes in divided.others():
+                scores = self.stages.calibration_scores(batch)
                 rest.append(ScoredRest(batch, scores._replace(hashes=hashes)))
-            pictures = first_pictures(samples, inputs)
+            pictures = first_pictures(samples, divided.inputs)
         return Chosen(rest, pictures)
 
     def _seen(self, item: Inputs | Batch) -> Seen:

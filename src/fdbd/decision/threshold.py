@@ -348,7 +348,7 @@ class Threshold(nn.Module):
         values = []
         for index, (run, size) in enumerate(zip(runs, sizes.tolist())):
             values.append(run[self._place_of_threshold(size, index)])
-        # The square root of the longest run: see `_count`.
+        # The square root of the longest run: see `_count_in_runs`.
         self.stride = math.isqrt(max(len(run) for run in runs) - 1) + 1
         all_runs = torch.cat([calibration, pooled]) if is_empty.any() else calibration.clone()
         starts = torch.where(is_empty, self.count, self.offsets[:-1])
@@ -416,32 +416,40 @@ class Threshold(nn.Module):
         self, scores: Tensor, predicted: Tensor | None, or_equal: bool
     ) -> tuple[Tensor, Tensor]:
         """How many calibration scores (of the predicted class) are below each score (or equal), and
-        of how many.
-
-        A search in two steps that exports, for ONNX has no binary search: among each `stride`-th
-        score, then among the `stride` scores that follow the last one below.
-        """
+        of how many."""
         scores = torch.where(scores < torch.inf, scores, -torch.inf)
         if not self.per_class and not torch.compiler.is_compiling():
-            if scores.dtype == self.runs.dtype:
-                return torch.searchsorted(self.runs, scores, right=or_equal), self.sizes
             common = torch.promote_types(scores.dtype, self.runs.dtype)
             count = torch.searchsorted(self.runs.to(common), scores.to(common), right=or_equal)
             return count, self.sizes
+        start = self._own(self.starts, scores, predicted)
         size = self._own(self.sizes, scores, predicted)
-        start = self._own(self.starts, scores, predicted).unsqueeze(1)
-        end = start + size.unsqueeze(1)
+        return self._count_in_runs(scores, start, size, or_equal), size
 
-        def below(places: Tensor) -> Tensor:
+    def _count_in_runs(self, scores: Tensor, start: Tensor, size: Tensor, or_equal: bool) -> Tensor:
+        """(N,) how many calibration scores are below each score (or equal), of those from `start`
+        (N,) on, `size` (N,) in number.
+
+        A binary search would be shorter, but ONNX has none. So the search takes two steps of
+        `stride` comparisons each: among every `stride`-th calibration score, then among the
+        `stride` ones that follow the last one found below.
+        """
+        column = scores.unsqueeze(1)
+        first = start.unsqueeze(1)
+        end = first + size.unsqueeze(1)
+
+        def count_below(places: Tensor) -> Tensor:
             """(N, 1) how many of these places (N, stride) hold a score below (or equal)."""
             found = self.runs[torch.minimum(places, end - 1)]
-            compare = torch.ge if or_equal else torch.gt
-            is_below = compare(scores.unsqueeze(1), found)
+            is_below = column >= found if or_equal else column > found
             return (is_below & (places < end)).sum(dim=1, keepdim=True)
 
-        lanes = torch.arange(self.stride, device=start.device)
-        block = (below(start + self.stride * lanes) - 1).clamp(min=0) * self.stride
-        return (block + below(start + block + lanes)).squeeze(1), size
+        steps = torch.arange(self.stride, device=start.device)
+        # The last of these that is below begins the block in which the count ends.
+        blocks = count_below(first + self.stride * steps)
+        before = (blocks - 1).clamp(min=0) * self.stride
+        count = before + count_below(first + before + steps)
+        return count.squeeze(1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Threshold:
         """Moves, but does not cast."""

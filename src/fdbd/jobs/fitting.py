@@ -252,7 +252,7 @@ def _run(
             guard.fit(training, progress=engine.progress)
             guard.calibrate(calibrating, **target, progress=engine.progress)
         else:
-            from fdbd.jobs.ray.pool import fit_loaders
+            from fdbd.jobs.ray.fits import fit_loaders
 
             fit_loaders(guard, training, calibrating, workers, **target)
 

@@ -20,7 +20,8 @@ from fdbd.decision.guard import Guard
 from fdbd.decision.rows import COLUMNS, decide_rows, to_arrow
 from fdbd.decision.threshold import check_target
 from fdbd.detectors import Detector
-from fdbd.jobs.ray.pool import Items, Run, Workers, calibrate_rows, fit_rows, no_rows
+from fdbd.jobs.ray.fits import Items, Run, calibrate_rows, fit_rows, no_rows
+from fdbd.jobs.ray.pool import Workers
 from fdbd.util.extras import require
 
 INPUTS = ("features", "image", "bytes", "path")

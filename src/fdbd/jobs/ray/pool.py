@@ -1,15 +1,11 @@
-"""Work on a cluster, and fits by such work, whatever the rows come from: files, or a Ray Dataset.
-
-Ray Data gives the work out, to Ray's tasks and not to actors: a task holds its CPUs only while it
-works, so that jobs share a cluster, and none waits for CPUs that another job, or its own reading,
-will never give back. In a fit, features become partial sums where they are read, and the driver
-merges the sums; if a network runs, its features come to the driver.
+"""Work on a cluster. Ray Data gives it out, to Ray's tasks and not to actors: a task holds its CPUs
+only while it works, so that jobs share a cluster, and none waits for CPUs that another job, or its
+own reading, will never give back.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import os
 import pickle
@@ -23,27 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from typing_extensions import Unpack
 
-from fdbd.core.batch import Batch, Head
 from fdbd.decision.guard import Guard
-from fdbd.decision.stages import CalibrationScores, TrainingBatch
-from fdbd.decision.threshold import Target
-from fdbd.detectors import Detector
-from fdbd.fitting.driver import add_batches, fit_by, fit_detector
-from fdbd.fitting.overlap import Sketch
-from fdbd.fitting.spool import Spool
-from fdbd.fitting.statistics import Together
 from fdbd.util.extras import require
 
 if TYPE_CHECKING:
-    from fdbd.jobs.fitting import Loader
-
-Items = list[Any]
-"""Batches as loaders give them: (inputs of the model, labels or None), or `Batch`es of features."""
-Run = Callable[[Guard, Callable[[Items], Any]], Iterator[Any]]
-"""Does some work with a guard on all batches of some rows, in the processes of a cluster; results
-come in any order."""
+    pass
 
 TASK_RETRIES = 3
 """How often a piece of work is repeated after its process or node died: enough for dying nodes, and
@@ -184,8 +165,11 @@ class Workers:
         """What a task needs, and what the cluster has."""
         nodes = _nodes()
         free = require("ray", "ray").available_resources()
+        kinds = ["CPU"]
+        if self.gpus:
+            kinds.append("GPU")
         have = []
-        for kind in ("CPU", "GPU") if self.gpus else ("CPU",):
+        for kind in kinds:
             total = sum(node.get(kind, 0) for node in nodes)
             have.append(f"{free.get(kind, 0):g} of {_count(total, kind)}")
         said = (
@@ -212,21 +196,49 @@ class Shared(NamedTuple):
     def __call__(self, piece: Any) -> Any:
         """Do a piece of the work, in a process of the cluster."""
         [reference] = self.references
-        with _LOCK:
-            if "idle" in _HELD:
-                _HELD["idle"].cancel()
-            if _HELD.get("key") != reference.hex():
-                _drop()
-                torch.set_num_threads(self.threads)
+        return _HELD.do(piece, reference, self.threads, self.device)
+
+
+class _HeldWork:
+    """In a process of the cluster: the latest work with its guard, which the next piece is likely
+    to need again. It is dropped when there was none for `IDLE_SECONDS`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._key: str | None = None
+        self._work: Callable[[Any], Any] | None = None
+        self._timer: threading.Timer | None = None
+
+    def do(self, piece: Any, reference: Any, threads: int, device: str) -> Any:
+        """Do a piece of the work that a reference stands for, one piece at a time."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            work = self._work
+            if work is None or self._key != reference.hex():
+                # The memory of the old guard first, for two may be too many.
+                self._drop()
+                torch.set_num_threads(threads)
                 guard, work = require("ray", "ray").get(reference)
-                guard.to(self.device)
-                _HELD.update(key=reference.hex(), work=work)
+                guard.to(device)
+                self._key = reference.hex()
+                self._work = work
             try:
-                return _HELD["work"](piece)
+                return work(piece)
             finally:
-                _HELD["idle"] = threading.Timer(IDLE_SECONDS, _drop)
-                _HELD["idle"].daemon = True
-                _HELD["idle"].start()
+                self._timer = threading.Timer(IDLE_SECONDS, self._drop)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _drop(self) -> None:
+        with self._lock:
+            self._key = None
+            self._work = None
+            if torch.cuda.is_initialized():  # pragma: no cover - GPU
+                torch.cuda.empty_cache()
+
+
+_HELD = _HeldWork()
 
 
 def _pickled(work: Callable[[Any], Any], table: Any) -> dict[str, Any]:
@@ -240,21 +252,10 @@ def _by_number(work: Callable[[Any], Any], pieces: Sequence[Any], table: Any) ->
     return number, work(pieces[number])
 
 
-_LOCK = threading.RLock()
-_HELD: dict[str, Any] = {}
-"""In a process of the cluster: the last `work`, its `key`, and the timer that drops it when it is
-`idle`."""
-
-
-def _drop() -> None:
-    with _LOCK:
-        _HELD.clear()
-        if torch.cuda.is_initialized():  # pragma: no cover - GPU
-            torch.cuda.empty_cache()
-
-
 def _count(number: float, what: str) -> str:
-    return f"{number:g} {what}{'' if number == 1 else 's'}"
+    if number == 1:
+        return f"1 {what}"
+    return f"{number:g} {what}s"
 
 
 def _nodes() -> list[dict[str, float]]:
@@ -314,115 +315,3 @@ def _innermost(error: BaseException) -> BaseException:
         message, _, _ = error.args[0].partition("\nFailed to apply UDF transform")
         error.args = (message,)
     return error
-
-
-def fit_rows(guard: Guard, run: Run, first: Batch | None) -> None:
-    """Fit a guard in place, with the result of `Guard.fit`. If the rows are features, `first` is a
-    batch of them, and they are read once per pass of the detector; without it, the network runs
-    once over the rows."""
-    stages = guard.stages
-    stages.begin_fit()
-    head = guard.head
-    if first is None:
-        with Spool() as spool:
-            for found in run(guard, partial(_features, guard)):
-                for each in found:
-                    spool.append(stages.note(each))
-            fit_detector(guard.detector, spool, head)
-    else:
-        # An error if features are not enough.
-        stages.features_alone(first)
-
-        def sum_up(statistics: Together) -> Together:
-            seen = Sketch()
-            total = copy.deepcopy(statistics)
-            for sketch, sums in run(
-                guard, partial(_partial_sums, statistics, head, guard.detector)
-            ):
-                seen.merge(sketch)
-                total.merge(sums)
-            stages.record.seen = seen
-            return total
-
-        fit_by(sum_up, guard.detector, head, first.features.dtype)
-    stages.end_fit()
-
-
-def no_rows(guard: Guard) -> Batch:
-    return Batch(torch.zeros(0, guard.head.num_features))
-
-
-def calibrate_rows(guard: Guard, run: Run, **target: Unpack[Target]) -> None:
-    """Set a fitted guard's threshold."""
-
-    def scored() -> Iterator[CalibrationScores]:
-        for batches in run(guard, partial(_scores, guard)):
-            yield from batches
-
-    guard.calibrate(scored(), **target, progress=False)
-
-
-def fit_loaders(
-    guard: Guard, training: Loader, calibration: Loader, workers: Workers, **target: Unpack[Target]
-) -> None:
-    """Fit and calibrate a guard on the rows of two loaders, which then know how many they gave and
-    left out. The pieces of work are the loaders' spans, read by the same path on every node."""
-    first = None
-    if training.preparation is None:
-        first = next(iter(training), no_rows(guard))
-    fit_rows(guard, partial(_run_loader, training, workers), first)
-    calibrate_rows(guard, partial(_run_loader, calibration, workers), **target)
-
-
-def _run_loader(
-    loader: Loader, workers: Workers, guard: Guard, work: Callable[[Items], Any]
-) -> Iterator[Any]:
-    # Of each span: how many rows it gave, and why others were left out.
-    notes: dict[Any, tuple[int, list[str]]] = {}
-    for span, (note, result) in workers.run(guard, partial(_read, loader, work), loader.spans):
-        notes[span] = note
-        yield result
-    loader.num_given = sum(given for given, _ in notes.values())
-    loader.errors = []
-    for span in loader.spans:
-        _, errors = notes[span]
-        loader.errors += errors
-    loader.check_given()
-
-
-def _read(
-    loader: Loader, work: Callable[[Items], Any], span: Any
-) -> tuple[tuple[int, list[str]], Any]:
-    loader = copy.copy(loader)
-    items = list(loader.read([span], processes=False))
-    return (loader.num_given, loader.errors), work(items)
-
-
-def _features(guard: Guard, items: Items) -> list[TrainingBatch]:
-    found = []
-    with torch.no_grad():
-        for item in items:
-            training = guard.stages.training_batch(item)
-            found.append(training._replace(batch=training.batch.cpu()))
-    return found
-
-
-def _scores(guard: Guard, items: Items) -> list[CalibrationScores]:
-    with torch.no_grad():
-        found = [guard.stages.calibration_scores(item) for item in items]
-    return [
-        batch._replace(scores=batch.scores.cpu(), predicted=batch.predicted.cpu())
-        for batch in found
-    ]
-
-
-def _partial_sums(
-    empty: Together, head: Head, detector: Detector, items: Items
-) -> tuple[Sketch, Together]:
-    sketch = Sketch()
-    # One process sums many pieces.
-    sums = copy.deepcopy(empty)
-    for batch in items:
-        sketch.add(batch.features)
-    add_batches(sums, items, head, detector)
-    return sketch, sums
