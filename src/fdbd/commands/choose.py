@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fdbd.commands import options
-from fdbd.commands.fit import HEAD, SOURCES, model_and_data
-from fdbd.commands.options import answer, arg, note, opt, print_table, say
+from fdbd.commands import model_and_data, options
+from fdbd.commands.options import answer, note, opt, print_table, say
 
 if TYPE_CHECKING:
-    from fdbd.core.batch import Head
     from fdbd.decision.advice import Advice
-    from fdbd.networks.by_name import NamedModel
 
 HELD_OUT = (
     "In-distribution data that neither the network's training nor DATA hold; some 300 samples. "
@@ -23,19 +20,15 @@ BUDGET = "What the chosen detectors may cost together, such as '200us, 10MB, no 
 
 
 def choose(
-    sources: list[str] = arg(..., SOURCES, metavar="[MODEL] DATA"),
+    sources: list[str] = model_and_data.SOURCES,
     held_out: str | None = opt(None, HELD_OUT),
     ood: list[str] = opt([], OOD),
     budget: str | None = opt(None, BUDGET),
     out: Path | None = opt(None, "Also write a page (.html) with pictures of the kinds."),
-    checkpoint: Path | None = opt(
-        None, "The model's weights: .safetensors, or a state dict by torch.save."
-    ),
-    num_classes: int | None = opt(None, "Classes of the model, if the checkpoint does not tell."),
-    head: str | None = opt(None, HEAD),
-    preprocess: str | None = opt(
-        None, "How images are prepared: cifar10, imagenet, …, or fields as JSON."
-    ),
+    checkpoint: Path | None = model_and_data.CHECKPOINT,
+    num_classes: int | None = model_and_data.NUM_CLASSES,
+    head: str | None = model_and_data.HEAD,
+    preprocess: str | None = model_and_data.PREPROCESS,
     batch_size: int = options.BATCH_SIZE,
     workers: int | None = options.WORKERS,
     device: str = options.DEVICE,
@@ -50,9 +43,7 @@ def choose(
     """
     from fdbd.decision.choice import Auto
     from fdbd.jobs.choosing import choose_files
-    from fdbd.jobs.fitting import read_head
     from fdbd.jobs.scoring import Engine
-    from fdbd.networks.by_name import model_by_name
     from fdbd.pages.choosing import write_choice
     from fdbd.util.extras import require
     from fdbd.util.files import check_place
@@ -62,24 +53,19 @@ def choose(
         require("jinja2", "report")
         check_place(out)
     where = Engine(device=device, batch_size=batch_size, workers=workers)
-    model, data = model_and_data("choose", sources, head)
-    source: NamedModel | Head
-    if model is None:
-        assert head is not None
-        source = read_head(head)
-    else:
-        source = model_by_name(
-            model,
-            checkpoint,
-            num_classes=num_classes,
-            preprocess=preprocess,
-            trust=trust_model,
-            device=where.home,
-        )
-    inner_head = None if model is None else head
-    advice = choose_files(source, data, held_out, ood, auto, where, head=inner_head)
+    given = model_and_data.read(
+        "choose",
+        sources,
+        checkpoint,
+        num_classes=num_classes,
+        head=head,
+        preprocess=preprocess,
+        trust=trust_model,
+        device=where.home,
+    )
+    advice = choose_files(given.source, given.data, held_out, ood, auto, where, head=given.layer)
     if out is not None:
-        write_choice(advice, out, f"{model or head} on {data}")
+        write_choice(advice, out, f"{given.name} on {given.data}")
     if as_json:
         answer({**advice.to_dict(), "page": None if out is None else str(out)}, as_json)
     else:

@@ -5,30 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fdbd.commands import options
-from fdbd.commands.options import arg, opt
+from fdbd.commands import model_and_data, options
+from fdbd.commands.options import opt
 
 if TYPE_CHECKING:
-    from fdbd.core.batch import Head
     from fdbd.decision.choice import Auto
     from fdbd.jobs.fitting import Fitted
-    from fdbd.networks.by_name import NamedModel
 
-SOURCES = (
-    "MODEL is a zoo name, timm:NAME, torchvision:NAME, package.module:factory or a .pt2 file; it "
-    "is "
-    "left out with --head FILE; hf:FOLDER_OR_NAME is a model of texts. DATA to fit on, best the "
-    "network's training data: a folder of images (one folder per class), an .npz of images, the "
-    "name "
-    "of a dataset, a .parquet, .npz or .csv of features, or with --text a .csv, .jsonl or .parquet "
-    "of "
-    "texts."
-)
-HEAD = (
-    "For features without a model: an .npz or .safetensors with weight (C, P) and bias (C,). With "
-    "a "
-    "model: the name of its last linear layer, if it is not found."
-)
 NEVER_SAW = (
     "Confirm that the network was not trained on DATA; without --calibration, a part of DATA then "
     "sets the threshold."
@@ -36,16 +19,12 @@ NEVER_SAW = (
 
 
 def fit(
-    sources: list[str] = arg(..., SOURCES, metavar="[MODEL] DATA"),
+    sources: list[str] = model_and_data.SOURCES,
     out: Path = opt(Path("guard.safetensors"), "The guard's file."),
-    checkpoint: Path | None = opt(
-        None, "The model's weights: .safetensors, or a state dict by torch.save."
-    ),
-    num_classes: int | None = opt(None, "Classes of the model, if the checkpoint does not tell."),
-    head: str | None = opt(None, HEAD),
-    preprocess: str | None = opt(
-        None, "How images are prepared: cifar10, imagenet, …, or fields as JSON."
-    ),
+    checkpoint: Path | None = model_and_data.CHECKPOINT,
+    num_classes: int | None = model_and_data.NUM_CLASSES,
+    head: str | None = model_and_data.HEAD,
+    preprocess: str | None = model_and_data.PREPROCESS,
     detector: str = opt(
         "fdbd",
         "A detector's name, such as fdbd, knn, react+energy; auto chooses and weighs detectors by "
@@ -87,9 +66,8 @@ def fit(
     `fdbd fit hf:./intents train.csv --text query --label intent --calibration fresh.csv`
     """
     from fdbd.decision.threshold import Target
-    from fdbd.jobs.fitting import fit_files, read_head
+    from fdbd.jobs.fitting import fit_files
     from fdbd.jobs.scoring import Engine
-    from fdbd.networks.by_name import model_by_name
     from fdbd.util.files import check_place
 
     if ":" in detector:
@@ -102,28 +80,24 @@ def fit(
     check_place(out)
     share = _holdout(holdout, network_never_saw_data, calibration)
     where = Engine(engine.value, address, device, batch_size, workers)
-    model, data = model_and_data("fit", sources, head)
-    source: NamedModel | Head
-    if model is None:
-        assert head is not None
-        source = read_head(head)
-    else:
-        source = model_by_name(
-            model,
-            checkpoint,
-            num_classes=num_classes,
-            preprocess=preprocess,
-            trust=trust_model,
-            device=where.home,
-        )
+    given = model_and_data.read(
+        "fit",
+        sources,
+        checkpoint,
+        num_classes=num_classes,
+        head=head,
+        preprocess=preprocess,
+        trust=trust_model,
+        device=where.home,
+    )
     named = f"{shaping}+{detector}" if shaping else detector
     fitted = fit_files(
-        source,
-        data,
+        given.source,
+        given.data,
         calibration,
         where,
         holdout=share,
-        head=None if model is None else head,
+        head=given.layer,
         detector=_detector(named, budget),
         autocast=autocast,
         text=text,
@@ -160,28 +134,6 @@ def _holdout(
     if may_hold_out and holdout is None:
         return HOLDOUT
     return holdout
-
-
-def model_and_data(command: str, sources: list[str], head: str | None) -> tuple[str | None, str]:
-    """The model, or None if a file holds the head; and the data."""
-    is_head_file = head is not None and head.lower().endswith((".npz", ".safetensors"))
-    if len(sources) > 2:
-        raise ValueError(
-            f"fdbd {command} takes a model and data, and is given {len(sources)} names: "
-            f"{', '.join(sources)}"
-        )
-    if is_head_file:
-        if len(sources) == 2:
-            raise ValueError(
-                f"with --head {head} there is no model: leave {sources[0]!r} or --head out"
-            )
-        return None, sources[0]
-    if len(sources) == 1:
-        raise ValueError(
-            f"fdbd {command} {sources[0]} names a model and no data, or data and no head: say "
-            f"fdbd {command} MODEL DATA, or fdbd {command} DATA --head FILE"
-        )
-    return sources[0], sources[1]
 
 
 def _report(fitted: Fitted, out: Path, calibration: str | None, as_json: bool) -> None:

