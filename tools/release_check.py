@@ -57,8 +57,8 @@ EXTRAS = {
         "import prometheus_client as p\nfdbd.Monitor(guard).prometheus(p.CollectorRegistry())"
     ),
     "serve": (
-        "from fdbd.serve.run import Service,"
-        " application\napplication(Service('features.safetensors'))"
+        "from fdbd.serve.run import Service, application\n"
+        "application(Service('features.safetensors'))"
     ),
     "openvino": (
         "from fdbd.export.openvino import export_openvino\nexport_openvino(guard, 'guard.xml',"

@@ -159,8 +159,7 @@ def _costs(
     if share is None:
         raise ValueError(
             "the review does not say which share of new samples is OOD, since no other row than "
-            "alarms, or no alarm, was "
-            "reviewed: give --ood-share"
+            "alarms, or no alarm, was reviewed: give --ood-share"
         )
     rows = review.rows
     ood = review.ood
@@ -260,8 +259,8 @@ def _print_alarms(alarms: Alarms) -> None:
     else:
         words += (
             f"; of the OOD samples about {100 * alarms.recall:.1f} % "
-            f"({100 * (alarms.recall_low or 0):.1f} to "
-            f"{100 * (alarms.recall_high or 0):.1f} %) raise an alarm (recall)"
+            f"({100 * (alarms.recall_low or 0):.1f} to {100 * (alarms.recall_high or 0):.1f} %) "
+            "raise an alarm (recall)"
         )
     options.say(f"{words}.")
 

@@ -138,8 +138,8 @@ def cache(
         for entry in entries
     ]
     lines = [
-        f"{store.root}: {len(entries)} sets of features,"
-        f" {sum(e.num_bytes for e in entries) / 1e6:.1f} MB"
+        f"{store.root}: {len(entries)} sets of features, "
+        f"{sum(e.num_bytes for e in entries) / 1e6:.1f} MB"
     ]
     for entry in entries:  # a key is given to clear as it stands, so it has a line of its own
         rows = f"{entry.rows_done:,}" + ("" if entry.is_complete else f" of {entry.rows:,}")

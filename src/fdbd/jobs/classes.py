@@ -51,30 +51,16 @@ def match_classes(
         class_names: of the model, or none.
         fit: the match of the data of the fit, when these are calibration data.
     """
-    known: dict[str, int] = {}
-    for index, name in enumerate(class_names):
-        # Of two classes with one name, as ImageNet has, the first is meant.
-        known.setdefault(name, index)
-    if fit is not None:
-        known = {**known, **fit.names}
+    known = _known_names(class_names, fit)
     folders = rows.classes
     if rows.labels is None:
         return Matched(None, known, [])
     if not folders:
         return Matched(as_classes(rows.labels, (), num_classes), known, [])
 
-    found: list[int] = []
-    unknown: list[str] = []
-    for folder in folders:
-        place = _find(folder, known)
-        if place is None:
-            unknown.append(folder)
-        else:
-            found.append(place)
-    if found and unknown:
-        raise ValueError(_unknown_folders(rows, unknown, found, known))
-    if found:
-        return Matched(np.array(found)[rows.labels], known, _missing(rows, found, known))
+    found = _by_name(rows, known)
+    if found is not None:
+        return Matched(found[rows.labels], known, _missing(rows, found.tolist(), known))
     if holds_indices(folders, num_classes):
         indices = [int(folder) for folder in folders]
         names = {**known, **dict(zip(folders, indices))}
@@ -86,17 +72,49 @@ def match_classes(
     if len(folders) != num_classes:
         said = f"{rows.source} has {len(folders)} class folders and the model {num_classes} classes"
         return Matched(None, known, [f"{said}: its images are taken without labels"])
-    indices = list(range(num_classes))
-    cautions = []
-    if class_names:
-        pairs = [f"{folder} for {name}" for folder, name in zip(folders[:3], class_names)]
-        cautions.append(
-            f"no folder of {rows.source} has the name of a class of the model: they are taken in "
-            "their "
-            f"order, {', '.join(pairs)}, …"
-        )
-    names = {**known, **dict(zip(folders, indices))}
-    return Matched(rows.labels, names, cautions)
+    # Nothing is left but their order.
+    in_order = {folder: index for index, folder in enumerate(folders)}
+    return Matched(rows.labels, {**known, **in_order}, _order_cautions(rows, class_names))
+
+
+def _known_names(class_names: Sequence[str], fit: Matched | None) -> dict[str, int]:
+    """The class index of each name of the model and of the fit."""
+    known: dict[str, int] = {}
+    for index, name in enumerate(class_names):
+        # Of two classes with one name, as ImageNet has, the first is meant.
+        known.setdefault(name, index)
+    if fit is not None:
+        known.update(fit.names)
+    return known
+
+
+def _by_name(rows: Images | TextRows, known: Mapping[str, int]) -> NDArray[np.int64] | None:
+    """The class of each folder by its name; None if no name is known. ValueError if some are known
+    and others are not."""
+    found: list[int] = []
+    unknown: list[str] = []
+    for folder in rows.classes:
+        place = _find(folder, known)
+        if place is None:
+            unknown.append(folder)
+        else:
+            found.append(place)
+    if not found:
+        return None
+    if unknown:
+        raise ValueError(_unknown_folders(rows, unknown, found, known))
+    return np.array(found)
+
+
+def _order_cautions(rows: Images | TextRows, class_names: Sequence[str]) -> list[str]:
+    """A sentence if the classes have names, and the folders other ones."""
+    if not class_names:
+        return []
+    pairs = [f"{folder} for {name}" for folder, name in zip(rows.classes[:3], class_names)]
+    return [
+        f"no folder of {rows.source} has the name of a class of the model: they are taken in their "
+        f"order, {', '.join(pairs)}, …"
+    ]
 
 
 def _find(folder: str, known: Mapping[str, int]) -> int | None:
@@ -178,8 +196,7 @@ def gap_caution(
     label, predicted, count = confusion
     return (
         f"{said}: {count} of {worse.per_class[label]} images labelled {_name(label, class_names)} "
-        "in the "
-        f"{stage} data are predicted as {_name(predicted, class_names)}; is a class folder "
+        f"in the {stage} data are predicted as {_name(predicted, class_names)}; is a class folder "
         "misnamed?"
     )
 
@@ -214,7 +231,9 @@ def _name(index: int, class_names: Sequence[str]) -> str:
 def _few(names: Sequence[str]) -> str:
     """The first of some names."""
     shown = ", ".join(repr(name) for name in names[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+    if len(names) > 3:
+        return f"{shown} and {len(names) - 3} more"
+    return shown
 
 
 def _s(names: Sequence[str]) -> str:

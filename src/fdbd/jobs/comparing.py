@@ -108,8 +108,7 @@ def compare_scored(first: ScoredRows, second: ScoredRows) -> Compared:
     if not mine:
         raise ValueError(
             f"{first.source!r} and {second.source!r} have no row in common, such as "
-            f"{first.names[:1]} and "
-            f"{second.names[:1]}: compare scores of the same data"
+            f"{first.names[:1]} and {second.names[:1]}: compare scores of the same data"
         )
     one = np.array(mine)
     two = np.array(theirs)

@@ -151,16 +151,14 @@ def selection_caution(review: Review) -> str:
         direction, effect = ("lower", "too few") if lower else ("higher", "too many")
         return (
             f"the reviewed samples are not a random draw: they have {direction} scores than the "
-            "others. A threshold "
-            f"set on them flags {effect} samples and promises nothing: review a random set (fdbd "
-            "sample)"
+            f"others. A threshold set on them flags {effect} samples and promises nothing: review "
+            "a random set (fdbd sample)"
         )
     if len(outside) == 0:
         return "all samples were reviewed: the threshold holds for samples like all of these"
     return (
         "the promise holds if the reviewed samples were drawn at random (fdbd sample), whatever "
-        "their scores; these "
-        "do not look otherwise"
+        "their scores; these do not look otherwise"
     )
 
 
