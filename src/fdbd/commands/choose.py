@@ -10,6 +10,7 @@ from fdbd.commands.options import answer, note, opt, print_table, say
 
 if TYPE_CHECKING:
     from fdbd.decision.advice import Advice
+    from fdbd.decision.choice import Member
 
 HELD_OUT = (
     "In-distribution data that neither the network's training nor DATA hold; some 300 samples. "
@@ -76,18 +77,33 @@ def choose(
 
 def _show(advice: Advice, out: Path | None) -> None:
     """The tables and the advice on the terminal."""
+    _show_detectors(advice)
+    _show_kinds(advice)
+    _show_ood(advice)
+    say(f"auto: {advice.choice.summary}.")
+    say(advice.sentence)
+    if out is not None:
+        say(str(out))
+
+
+def _show_detectors(advice: Advice) -> None:
+    """Weight, quality and cost of each detector."""
     from fdbd.decision.advice import COST_NOTE, describe_cost
 
-    choice = advice.choice
     front = {member.name for member in advice.pareto}
-    members = sorted(choice.members, key=lambda member: -member.weight)
     rows = []
-    for member in members:
-        kept = f"{100 * member.share:.0f} %" if member.share else ""
-        star = "*" if member.name in front else ""
-        middle = "" if member.auroc is None else f"{100 * member.auroc:.1f}"
-        cost = describe_cost(member.cost.microseconds)
-        rows.append([member.name + star, kept, middle, cost, f"{member.cost.megabytes:.3g}"])
+    for member in _by_weight(advice):
+        name = member.name
+        if name in front:
+            name += "*"
+        share = ""
+        if member.share:
+            share = f"{100 * member.share:.0f} %"
+        auroc = ""
+        if member.auroc is not None:
+            auroc = f"{100 * member.auroc:.1f}"
+        time = describe_cost(member.cost.microseconds)
+        rows.append([name, share, auroc, time, f"{member.cost.megabytes:.3g}"])
     titles = ["detector", "share", "AUROC", "time", "MB"]
     print_table(
         titles,
@@ -98,26 +114,37 @@ def _show(advice: Advice, out: Path | None) -> None:
         f"kinds without the highest and the lowest; time {COST_NOTE}; * no other is both cheaper "
         "and weightier",
     )
+
+
+def _show_kinds(advice: Advice) -> None:
+    """The best and the worst detector on each kind of pseudo-OOD samples."""
     rows = []
-    for kind, number in choice.per_kind.items():
-        ordered = sorted(members, key=lambda member: -member.aurocs[kind][0])
-        cells = [
-            f"{100 * each.aurocs[kind][0]:.1f} {each.name}" for each in (ordered[0], ordered[-1])
-        ]
-        rows.append([kind, str(number), *cells])
+    for kind, number in advice.choice.per_kind.items():
+        found = [(100 * member.aurocs[kind][0], member.name) for member in _by_weight(advice)]
+        # Of equals the weightier is named.
+        best = max(found, key=lambda pair: pair[0])
+        worst = sorted(found, key=lambda pair: -pair[0])[-1]
+        rows.append([kind, str(number), f"{best[0]:.1f} {best[1]}", f"{worst[0]:.1f} {worst[1]}"])
     if rows:
         print_table(["kind", "samples", "best", "worst"], rows, right=["samples"])
-    if advice.ood:
-        sets = list(advice.ood)
-        rows = []
-        for detector in next(iter(advice.ood.values())):
-            found = [advice.ood[name][detector] for name in sets]
-            cells = [f"{100 * mid:.1f} ({100 * a:.1f}–{100 * b:.1f})" for mid, a, b in found]
-            rows.append([detector, *cells])
-        print_table(
-            ["detector", *sets], rows, right=sets, title="AUROC on your OOD data, percent, 95 %"
-        )
-    say(f"auto: {choice.summary}.")
-    say(advice.sentence)
-    if out is not None:
-        say(str(out))
+
+
+def _show_ood(advice: Advice) -> None:
+    """Each detector on the user's own OOD data, if there are any."""
+    if not advice.ood:
+        return
+    sets = list(advice.ood)
+    detectors = list(advice.ood[sets[0]])
+    rows = []
+    for detector in detectors:
+        row = [detector]
+        for name in sets:
+            auroc, low, high = advice.ood[name][detector]
+            row.append(f"{100 * auroc:.1f} ({100 * low:.1f}–{100 * high:.1f})")
+        rows.append(row)
+    title = "AUROC on your OOD data, percent, 95 %"
+    print_table(["detector", *sets], rows, right=sets, title=title)
+
+
+def _by_weight(advice: Advice) -> list[Member]:
+    return sorted(advice.choice.members, key=lambda member: -member.weight)

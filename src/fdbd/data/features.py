@@ -334,7 +334,8 @@ class ParquetFeatures(FeatureRows):
 
     def _row_batch(self, names: range, columns: Mapping[str, Any], widths: Widths) -> RowBatch:
         features, errors = matrix(columns["features"], widths.features)
-        logits = labels = None
+        logits = None
+        labels = None
         if "logits" in columns:
             logits, more = matrix(columns["logits"], widths.logits, "logits")
             errors = {**more, **errors}
@@ -360,26 +361,43 @@ def matrix(column: Any, width: int, what: str = "features") -> tuple[Tensor, dic
 
     Rows that are null or of another width are named, and are zeros; a null among the numbers is
     NaN."""
-    pa = require("pyarrow", "report")
-    errors: dict[int, str] = {}
-    if column.null_count or not pa.types.is_fixed_size_list(column.type):
-        lengths = column.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
-        for row in np.flatnonzero(lengths != width).tolist():
-            is_null = lengths[row] < 0
-            errors[row] = (
-                f"its {what} are null"
-                if is_null
-                else f"it has {lengths[row]} {what}, expected {width}"
-            )
-    values = (column.filter(pa.array(lengths == width)) if errors else column).flatten()
-    if not pa.types.is_floating(values.type):
-        is_small = values.type.bit_width <= 16 and not values.null_count
-        values = values.cast(pa.float32() if is_small else pa.float64(), safe=False)
-    found = from_dlpack(values.fill_null(float("nan")) if values.null_count else values).reshape(
-        -1, width
-    )
+    errors = _wrong_rows(column, width, what)
     if not errors:
-        return found, errors
+        return _numbers(column).reshape(-1, width), errors
+    pa = require("pyarrow", "report")
+    is_right = np.ones(len(column), dtype=bool)
+    is_right[list(errors)] = False
+    found = _numbers(column.filter(pa.array(is_right))).reshape(-1, width)
     whole = found.new_zeros(len(column), width)
-    whole[torch.from_numpy(lengths == width)] = found
+    whole[torch.from_numpy(is_right)] = found
     return whole, errors
+
+
+def _wrong_rows(column: Any, width: int, what: str) -> dict[int, str]:
+    """What is wrong with each list of an Arrow array that is null or has another length."""
+    pa = require("pyarrow", "report")
+    if not column.null_count and pa.types.is_fixed_size_list(column.type):
+        # Their length was compared when the file was opened.
+        return {}
+    lengths = column.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
+    errors = {}
+    for row in np.flatnonzero(lengths != width).tolist():
+        if lengths[row] < 0:
+            errors[row] = f"its {what} are null"
+        else:
+            errors[row] = f"it has {lengths[row]} {what}, expected {width}"
+    return errors
+
+
+def _numbers(column: Any) -> Tensor:
+    """The numbers in an Arrow array of lists, one after the other: float32 or float64."""
+    pa = require("pyarrow", "report")
+    values = column.flatten()
+    if not pa.types.is_floating(values.type):
+        # Small integers are exact in float32.
+        is_small = values.type.bit_width <= 16 and not values.null_count
+        wanted = pa.float32() if is_small else pa.float64()
+        values = values.cast(wanted, safe=False)
+    if values.null_count:
+        values = values.fill_null(float("nan"))
+    return from_dlpack(values)

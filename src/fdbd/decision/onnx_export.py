@@ -254,9 +254,28 @@ def _common_rows(named: Mapping[Any, Any]) -> int:
 
 
 def _check(guard: Guard, example: Inputs | Batch, class_names: Sequence[str] | None) -> None:
+    """An error if a graph could not do what the guard does."""
     guard.stages.require_fitted()
     if guard.map_threshold is not None:
         raise ExportError(ONLY_IN_PYTHON)
+    _check_detector(guard)
+    classes = guard.detector.head.num_classes
+    if class_names is not None and (isinstance(class_names, str) or len(class_names) != classes):
+        raise ValueError(
+            f"class_names are {class_names!r}, expected a list of {classes} names, one per class"
+        )
+    _check_network(guard, example)
+    size = sum(tensor.nbytes for tensor in guard.parameters())
+    size += sum(tensor.nbytes for tensor in guard.buffers())
+    if size > _LARGEST_FILE:
+        raise ExportError(
+            f"the guard holds {size / 1e9:.1f} GB, an ONNX file at most 2 GB: use a detector that "
+            "keeps no samples, or a smaller alpha of the nearest-neighbour family"
+        )
+
+
+def _check_detector(guard: Guard) -> None:
+    """An error if the scores need more than a plain graph."""
     detector = guard.detector
     if detector.needs.network or guard.perturb is not None:
         name = detector.label
@@ -273,13 +292,12 @@ def _check(guard: Guard, example: Inputs | Batch, class_names: Sequence[str] | N
                 "and a graph exactly, so the threshold would not fit: use index='exact', and "
                 "calibrate again"
             )
-    classes = detector.head.num_classes
-    if class_names is not None and (isinstance(class_names, str) or len(class_names) != classes):
-        raise ValueError(
-            f"class_names are {class_names!r}, expected a list of {classes} names, one per class"
-        )
-    is_of_images = guard.classifier is not None and not isinstance(example, Batch)
-    if is_of_images and guard.classifier is not None and guard.classifier.autocast is not None:
+
+
+def _check_network(guard: Guard, example: Inputs | Batch) -> None:
+    """An error if the network runs in a precision that a graph has not."""
+    classifier = None if isinstance(example, Batch) else guard.classifier
+    if classifier is not None and classifier.autocast is not None:
         raise ValueError(
             "the guard's network runs under autocast, which an ONNX graph cannot: set "
             "guard.classifier.autocast = None for a graph in full precision, whose scores differ a "
@@ -289,13 +307,6 @@ def _check(guard: Guard, example: Inputs | Batch, class_names: Sequence[str] | N
         raise ExportError(
             "the model is in bfloat16, which ONNX Runtime cannot run on a CPU: call model.float() "
             "first"
-        )
-    size = sum(tensor.nbytes for tensor in guard.parameters())
-    size += sum(tensor.nbytes for tensor in guard.buffers())
-    if size > _LARGEST_FILE:
-        raise ExportError(
-            f"the guard holds {size / 1e9:.1f} GB, an ONNX file at most 2 GB: use a detector that "
-            "keeps no samples, or a smaller alpha of the nearest-neighbour family"
         )
 
 

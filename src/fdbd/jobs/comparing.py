@@ -97,21 +97,7 @@ class Compared:
 
 def compare_scored(first: ScoredRows, second: ScoredRows) -> Compared:
     """Compare two files of scores, row by row by their names."""
-    where = second.places()
-    mine: list[int] = []
-    theirs: list[int] = []
-    for place, name in enumerate(first.names):
-        other = where.get(name)
-        if other is not None:
-            mine.append(place)
-            theirs.append(other)
-    if not mine:
-        raise ValueError(
-            f"{first.source!r} and {second.source!r} have no row in common, such as "
-            f"{first.names[:1]} and {second.names[:1]}: compare scores of the same data"
-        )
-    one = np.array(mine)
-    two = np.array(theirs)
+    one, two = _common_rows(first, second)
     flags_one = first.is_ood[one]
     flags_two = second.is_ood[two]
     by_first = int((flags_one & ~flags_two).sum())
@@ -138,6 +124,26 @@ def compare_scored(first: ScoredRows, second: ScoredRows) -> Compared:
         rank_correlation=_rank_correlation(first.scores[one], second.scores[two]),
         disagreements=_disagreements(first, one, second, two),
     )
+
+
+def _common_rows(
+    first: ScoredRows, second: ScoredRows
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The places, in either file, of the rows that both have, in the order of the first."""
+    place_in_second = second.places()
+    mine: list[int] = []
+    theirs: list[int] = []
+    for place, name in enumerate(first.names):
+        other = place_in_second.get(name)
+        if other is not None:
+            mine.append(place)
+            theirs.append(other)
+    if not mine:
+        raise ValueError(
+            f"{first.source!r} and {second.source!r} have no row in common, such as "
+            f"{first.names[:1]} and {second.names[:1]}: compare scores of the same data"
+        )
+    return np.array(mine), np.array(theirs)
 
 
 def _rate_difference(by_first: int, by_second: int, count: int) -> tuple[float, float]:

@@ -203,25 +203,33 @@ def regularization_gain(finding: Finding, settings: ModelSettings) -> None:
         "over between-class variance of the fitted features, without bias; 0 is complete collapse.",
     )
     finding.data = {"networks": found, "rank correlation": {}}
-    gains = [part["gain"] for part in found.values()]
-    for axis, (cause, (where, label)) in zip(finding.axes(9, 3.4, 1, 2)[0], CAUSES.items()):
-        values = [part[cause] for part in found.values()]
-        correlation, chance = rank_correlation(values, gains)
-        finding.data["rank correlation"][cause] = correlation, chance
-        count = f"{len(found)} network{'s' if len(found) > 1 else ''}"
-        finding.decide(
-            f"The gain is larger where {where}",
-            [Comparison(correlation, math.nan, chance)],
-            f"Rank correlation {correlation:+.2f} over {count}, p = {chance:.2f} (exact "
-            "permutation).",
-            ours=True,
-        )
+    axes = finding.axes(9, 3.4, 1, 2)[0]
+    for axis, (cause, (where, label)) in zip(axes, CAUSES.items()):
+        _decide_on_cause(cause, where, found, finding)
         for name, part in found.items():
             place = part[cause], 100 * part["gain"]
             axis.scatter(*place, s=24, color=plot.INSIDE)
             axis.annotate(name, place, fontsize=7, xytext=(4, 2), textcoords="offset points")
         axis.axhline(0, color=plot.GREY, lw=0.8)
         plot.label(axis, label, "gain in AUROC, points")
+
+
+def _decide_on_cause(
+    cause: str, where: str, found: Mapping[str, Mapping[str, float]], finding: Finding
+) -> None:
+    """Whether the gain of the networks goes with one of the causes."""
+    values = [part[cause] for part in found.values()]
+    gains = [part["gain"] for part in found.values()]
+    correlation, chance = rank_correlation(values, gains)
+    finding.data["rank correlation"][cause] = correlation, chance
+    networks = "network" if len(found) == 1 else "networks"
+    finding.decide(
+        f"The gain is larger where {where}",
+        [Comparison(correlation, math.nan, chance)],
+        f"Rank correlation {correlation:+.2f} over {len(found)} {networks}, p = {chance:.2f} "
+        "(exact permutation).",
+        ours=True,
+    )
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:

@@ -193,7 +193,6 @@ def _race(model: EvaluatedModel, settings: DistanceQuality, finding: Finding) ->
     pairs = _spread_pairs(z, head, settings.attacked)
     attack = CarliniWagner(**asdict(settings.attack))
     alone = settings.one_by_one
-    all_pairs = len(z) * (head.num_classes - 1)
 
     def attack_one_by_one() -> Tensor:
         found = []
@@ -201,25 +200,23 @@ def _race(model: EvaluatedModel, settings: DistanceQuality, finding: Finding) ->
             found.append(attack.distances(z[sample, None], head, target[None]))
         return torch.cat(found)
 
-    ways: dict[str, tuple[int, Callable[[], Tensor]]] = {
-        CLOSED: (all_pairs, lambda: geometry.distances(z, head)),
-        EXACT: (all_pairs, lambda: geometry.exact_distances(z, head)),
-        ALL: (
-            len(pairs.samples),
-            lambda: attack.distances(z[pairs.samples], head, pairs.targets),
-        ),
-        ONE: (alone, attack_one_by_one),
+    ways: dict[str, Callable[[], Tensor]] = {
+        CLOSED: lambda: geometry.distances(z, head),
+        EXACT: lambda: geometry.exact_distances(z, head),
+        ALL: lambda: attack.distances(z[pairs.samples], head, pairs.targets),
+        ONE: attack_one_by_one,
     }
+    all_pairs = len(z) * (head.num_classes - 1)
+    counts = {CLOSED: all_pairs, EXACT: all_pairs, ALL: len(pairs.samples), ONE: alone}
     # The first call imports and sets up what it needs, which is not to be timed.
     geometry.exact_distances(z[:2], head)
     found: dict[str, Tensor] = {}
     seconds: dict[str, float] = {}
-    for name, (count, run) in ways.items():
-        finding.say(f"{name}: {count:,} pairs")
+    for name, run in ways.items():
+        finding.say(f"{name}: {counts[name]:,} pairs")
         start = time.perf_counter()
         found[name] = run()
         seconds[name] = time.perf_counter() - start
-    counts = {name: count for name, (count, _) in ways.items()}
     times = {name: seconds[name] / counts[name] for name in ways}
 
     exact = found[EXACT][pairs.samples, pairs.targets]
