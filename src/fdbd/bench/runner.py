@@ -260,7 +260,8 @@ class Benchmark:
             fit_detector(copy.deepcopy(detector), batch, head)
 
     def _fit(self, detector: Detector) -> bool:
-        """Fit a detector on the data that are meant for it; whether it rests on the bank alone."""
+        """Fit a detector on the data that are meant for it. Returns whether anything that it has
+        learnt comes from the bank instead of the full training set."""
         learns_apart = detector.needs.heldout or isinstance(detector, Ensemble)
         if learns_apart and self.validation is None:
             raise ValueError(

@@ -85,7 +85,7 @@ def _in_words(summary: Summary, fdr: float | None) -> str:
     """What a run did, in one sentence."""
     from fdbd.data.images import describe_skipped
 
-    words = f"{summary.rows:,} row{'' if summary.rows == 1 else 's'}"
+    words = "1 row" if summary.rows == 1 else f"{summary.rows:,} rows"
     before = summary.rows - summary.computed
     if before:
         words += f", {before:,} of them by an earlier run"

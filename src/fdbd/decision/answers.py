@@ -171,22 +171,26 @@ def explain(
         logits = None if batch.logits is None else batch.logits.to(batch.features.dtype)
         distances = geometry.distances(batch.features, head, logits=logits)
     nearest_distance, nearest = geometry.nearest_boundary(distances)
-    is_there = torch.isfinite(distances)
-    reachable = torch.where(is_there, distances, 0)
-    # Where all boundaries meet, all distances are zero and the shares are equal.
-    reachable = torch.where(
-        reachable.sum(dim=1, keepdim=True) > 0, reachable, is_there.to(reachable)
-    )
-    shares = reachable / reachable.sum(dim=1, keepdim=True)
     standing = threshold.standing(decision.scores, decision.labels)
     return Explanation(
         decision=decision,
         distances=distances,
         nearest=nearest,
         nearest_distance=nearest_distance,
-        shares=shares,
+        shares=_shares(distances),
         standing=standing,
         members=members,
         member_p_values=member_p_values,
         objections=objections,
     )
+
+
+def _shares(distances: Tensor) -> Tensor:
+    """(N, C) share of each boundary in the sum of the distances (N, C) of its sample; 0 for classes
+    without a boundary."""
+    has_boundary = torch.isfinite(distances)
+    parts = torch.where(has_boundary, distances, 0)
+    # A sample at which all boundaries meet has distances of zero, and equal shares.
+    is_apart = parts.sum(dim=1, keepdim=True) > 0
+    parts = torch.where(is_apart, parts, has_boundary.to(parts))
+    return parts / parts.sum(dim=1, keepdim=True)

@@ -413,6 +413,8 @@ def _text_batches(
 def _image_batches(
     rows: Images, spans: Sequence[Any], preprocess: Preprocess, engine: Engine, processes: bool
 ) -> Generator[tuple[Any, Any, Mapping[int, str]], None, None]:
+    """For each batch: its row numbers, the images that could be read, ready for the model, and why
+    each of the others could not, by its place in the batch."""
     pieces = []
     for span in spans:
         pieces += cut(span, engine.batch_size)

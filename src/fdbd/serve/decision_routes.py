@@ -133,19 +133,26 @@ class DecisionRoutes:
         self,
         asked: Asked,
         body: bytes,
-        function: Callable[[bytes, Any], Any],
+        read: Callable[[bytes, Any], Any],
         backend: Any,
         json_bytes: int | None = None,
     ) -> Any:
-        """What a function makes of a body, within the memory that this may take; outside the event
-        loop if it is large. The function's ValueError is the answer."""
-        text = body if json_bytes is None else body[:json_bytes]
+        """What `read` makes of a body, within the memory that this may take; outside the event loop
+        if the body is large. The ValueError of `read` is the answer.
+
+        Args:
+            json_bytes: the length of the JSON at the start of the body, before binary tensors;
+                None: all of the body is JSON.
+        """
+        json_part = body if json_bytes is None else body[:json_bytes]
+        for_json = inference_protocol.memory_of_json(json_part)
         # Binary tensors are copied twice: out of the body, and into a batch.
-        asked.memory.take(inference_protocol.memory_of_json(text) + 2 * (len(body) - len(text)))
+        for_tensors = 2 * (len(body) - len(json_part))
+        asked.memory.take(for_json + for_tensors)
         if len(body) <= _ASIDE_FROM:
-            return checked(function, body, backend)
+            return checked(read, body, backend)
         try:
-            return await self._process.decoder.run(asked, function, body, backend)
+            return await self._process.decoder.run(asked, read, body, backend)
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
 

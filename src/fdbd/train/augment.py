@@ -106,7 +106,8 @@ def _crop(images: Tensor, draws: Draws, pad: int, padding: str, side: int | None
                 f"a window of {side} does not fit images of {height}×{width} padded by {pad}"
             )
         offset = offset * room // (2 * pad)
-        height = width = side
+        height = side
+        width = side
     rows = offset[:, :1] + torch.arange(height, device=device)
     columns = offset[:, 1:] + torch.arange(width, device=device)
     columns = torch.where(draws["flip"][:, None], columns.flip(1), columns)
@@ -124,7 +125,8 @@ def _resized_crop(images: Tensor, draws: Draws, side: int | None) -> Tensor:
     theta[:, :, 2] = draws["centre"]
     height, width = images.shape[2:]
     if side is not None:
-        height = width = side
+        height = side
+        width = side
     grid = F.affine_grid(theta, [*images.shape[:2], height, width], align_corners=False)
     return F.grid_sample(
         images, grid, mode="bilinear", padding_mode="reflection", align_corners=False
@@ -161,9 +163,10 @@ def _blur(images: Tensor, deviations: Tensor) -> Tensor:
     n, channels, height, width = images.shape
     radius = max(1, min(height, width) // 20)
     places = torch.arange(-radius, radius + 1, device=images.device)
-    kernels = torch.exp(-(places**2) / (2 * deviations.clamp_min(1e-3)[:, None] ** 2))
-    kernels = (kernels / kernels.sum(dim=1, keepdim=True)).repeat_interleave(channels, dim=0)
-    # One group per image and channel gives each its own kernel.
+    gaussians = torch.exp(-(places**2) / (2 * deviations.clamp_min(1e-3)[:, None] ** 2))
+    gaussians = gaussians / gaussians.sum(dim=1, keepdim=True)
+    # All planes become channels of one image, in groups of one, so that each has its own kernel.
+    kernels = gaussians.repeat_interleave(channels, dim=0)
     planes = images.reshape(1, n * channels, height, width)
     planes = F.pad(planes, (radius, radius, radius, radius), mode="reflect")
     planes = F.conv2d(planes, kernels[:, None, None, :], groups=n * channels)

@@ -330,7 +330,9 @@ class _Run:
                 self.advance()
                 self.seconds += time.perf_counter() - started
                 place = self.step % self.epoch_steps
-                loss, accuracy = (self.sums / (place or self.epoch_steps)).tolist()
+                # At the end of an epoch, its sums are still those of all its steps.
+                num_summed = self.epoch_steps if place == 0 else place
+                loss, accuracy = (self.sums / num_summed).tolist()
                 bar.description = f"{self.config.name}  loss {loss:.3f}  accuracy {accuracy:.1%}"
                 bar.update(self.step)
                 # The last step of a smoke run ends its epoch early.
@@ -447,7 +449,10 @@ class _Run:
             return
         state = {name: part.state_dict() for name, part in self._parts().items()}
         state |= {"config": _describe(self.config), "images": len(self.data)}
-        state |= {name: getattr(self, name) for name in ("step", "sums", "seconds", "history")}
+        state["step"] = self.step
+        state["sums"] = self.sums
+        state["seconds"] = self.seconds
+        state["history"] = self.history
         with beside(self.folder / "checkpoint.pt") as draft:
             # torch's own writer calls a full disk a RuntimeError.
             buffer = io.BytesIO()
@@ -471,8 +476,10 @@ class _Run:
             )
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
-        for name in ("step", "sums", "seconds", "history"):
-            setattr(self, name, state[name])
+        self.step = state["step"]
+        self.sums = state["sums"]
+        self.seconds = state["seconds"]
+        self.history = state["history"]
 
 
 def _describe(config: Preset) -> str:
