@@ -79,7 +79,8 @@ class Agreement:
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
-        self.count = self.right = 0
+        self.count = 0
+        self.right = 0
         self.mismatches: list[tuple[int, int]] = []
         """Label and prediction of the first that differ."""
         self.per_class: Counter[int] = Counter()
@@ -90,18 +91,19 @@ class Agreement:
 
     def add(self, labels: Tensor, predicted: Tensor) -> None:
         """Count a batch: true and predicted class indices (N,). Labels below 0 mean none."""
-        labels, predicted = labels.reshape(-1), predicted.reshape(-1).to(labels.device)
-        known = labels >= 0
-        labels, predicted = labels[known], predicted[known]
+        labels = labels.reshape(-1)
+        predicted = predicted.reshape(-1).to(labels.device)
+        is_known = labels >= 0
+        labels = labels[is_known]
+        predicted = predicted[is_known]
         wrong = labels != predicted
         self.per_class.update(labels.tolist())
-        self.confusions.update(zip(labels[wrong].tolist(), predicted[wrong].tolist()))
+        mistakes = list(zip(labels[wrong].tolist(), predicted[wrong].tolist()))
+        self.confusions.update(mistakes)
         self.count += len(labels)
-        self.right += len(labels) - int(wrong.sum())
-        if (missing := 3 - len(self.mismatches)) > 0:
-            self.mismatches += zip(
-                labels[wrong][:missing].tolist(), predicted[wrong][:missing].tolist()
-            )
+        self.right += len(labels) - len(mistakes)
+        # The first three are shown as examples.
+        self.mismatches = (self.mismatches + mistakes)[:3]
 
     @property
     def accuracy(self) -> float | None:
@@ -121,7 +123,8 @@ class Agreement:
             bdtrc,  # starts a thread when it is imported, which a process that forks later minds
         )
 
-        accuracy, chance = self.right / self.count, 1 / self.num_classes
+        accuracy = self.right / self.count
+        chance = 1 / self.num_classes
         if accuracy > chance + (1 - chance) / 4 or bdtrc(self.right - 1, self.count, chance) < 0.01:
             return None
 

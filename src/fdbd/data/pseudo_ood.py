@@ -64,7 +64,8 @@ def make_kinds(
     if limits is None:
         limits = value_range(images)
     made = {}
-    for number, name in enumerate(WEIGHING if kinds is None else kinds):
+    names = WEIGHING if kinds is None else kinds
+    for number, name in enumerate(names):
         if name not in KINDS:
             raise ValueError(f"no kind is called {name!r}, expected one of {', '.join(KINDS)}")
         generator = torch.Generator().manual_seed(seed * 1000 + list(KINDS).index(name))
@@ -103,7 +104,8 @@ def shuffle_patches(images: Tensor, limits: Limits, generator: torch.Generator) 
     shapes go."""
     count, channels, height, width = images.shape
     # Sides that are no multiple of the grid are resized to the next one, and back afterwards.
-    tall, wide = _next_multiple(height), _next_multiple(width)
+    tall = _next_multiple(height)
+    wide = _next_multiple(width)
     even = images
     if (tall, wide) != (height, width):
         even = _resize(images, tall, wide)
@@ -146,7 +148,8 @@ def tile_tiny_crops(images: Tensor, limits: Limits, generator: torch.Generator) 
     """An eighth of the side, cut out at a random place and repeated over the whole image: a
     texture."""
     height, width = images.shape[2:]
-    tall, wide = math.ceil(height / GRID), math.ceil(width / GRID)
+    tall = math.ceil(height / GRID)
+    wide = math.ceil(width / GRID)
     tops = _random_integers(height - tall, len(images), generator)
     lefts = _random_integers(width - wide, len(images), generator)
     tiled = []
@@ -173,7 +176,8 @@ def enlarge_corners(images: Tensor, limits: Limits, generator: torch.Generator) 
     """A corner of a fifth of the side, enlarged to the whole image: mostly background, out of
     focus."""
     height, width = images.shape[2:]
-    tall, wide = max(2, height // 5), max(2, width // 5)
+    tall = max(2, height // 5)
+    wide = max(2, width // 5)
     corners = _random_integers(3, len(images), generator)
     enlarged = []
     for image, corner in zip(images, corners):
@@ -205,7 +209,8 @@ def mix_pairs(images: Tensor, limits: Limits, generator: torch.Generator) -> Ten
 
 def quarter(images: Tensor, limits: Limits, generator: torch.Generator) -> Tensor:
     """Four images, one in each quarter, each showing its own quarter there: parts of objects."""
-    top, left = images.shape[2] // 2, images.shape[3] // 2
+    top = images.shape[2] // 2
+    left = images.shape[3] // 2
     joined = images.clone()
     joined[:, :, :top, left:] = images.roll(1, dims=0)[:, :, :top, left:]
     joined[:, :, top:, :left] = images.roll(2, dims=0)[:, :, top:, :left]

@@ -64,14 +64,14 @@ class Advice:
 
     def to_dict(self) -> dict[str, object]:
         """All numbers as JSON values."""
+        tables = {}
+        for name, row in self.ood.items():
+            tables[name] = {detector: list(found) for detector, found in row.items()}
         return {
             **self.choice.to_dict(),
             "kept": [member.name for member in self.choice.kept],
             "pareto": [member.name for member in self.pareto],
-            "ood": {
-                name: {detector: list(found) for detector, found in row.items()}
-                for name, row in self.ood.items()
-            },
+            "ood": tables,
             "advice": self.sentence,
             "cautions": list(self.cautions),
         }
@@ -123,7 +123,7 @@ def choose(
     chosen = guard.choose_from(held_out, share=share, progress=progress)
     choice = guard.choice
     assert choice is not None
-    table = {}
+    table: dict[str, dict[str, Interval]] = {}
     if ood:
         named = dict(zip([member.name for member in choice.members], members))
         named["auto"] = guard.detector
@@ -131,18 +131,20 @@ def choose(
         inside_scores = {name: _scores(member, guard, inside) for name, member in named.items()}
         for name, loader in ood.items():
             outside = [guard.features_of(item) for item in loader]
-            table[name] = {
-                detector: _auroc(inside_scores[detector], _scores(member, guard, outside))
-                for detector, member in named.items()
-            }
+            table[name] = {}
+            for detector, member in named.items():
+                outside_scores = _scores(member, guard, outside)
+                table[name][detector] = _auroc(inside_scores[detector], outside_scores)
     return Advice(choice, guard, table, chosen.pictures)
 
 
 def _scores(detector: Detector, guard: Guard, batches: Sequence[Batch]) -> Tensor:
+    parts = []
     with torch.no_grad():
-        return torch.cat(
-            [detector.score(guard.stages.features_alone(batch)).cpu() for batch in batches]
-        )
+        for batch in batches:
+            features = guard.stages.features_alone(batch)
+            parts.append(detector.score(features).cpu())
+    return torch.cat(parts)
 
 
 def _auroc(inside: Tensor, outside: Tensor) -> Interval:
@@ -156,11 +158,15 @@ def describe_cost(microseconds: float) -> str:
     >>> describe_cost(3.21), describe_cost(104.0), describe_cost(1234.0)
     ('3.2 µs', '100 µs', '1.2 ms')
     """
-    value, unit = microseconds, "µs"
     if microseconds >= 1000:
-        value, unit = microseconds / 1000, "ms"
+        return f"{_two_digits(microseconds / 1000)} ms"
+    return f"{_two_digits(microseconds)} µs"
+
+
+def _two_digits(value: float) -> str:
+    """A number rounded to two significant digits, without an exponent."""
     rounded = float(f"{value:.2g}")
-    return f"{rounded:g} {unit}"
+    return f"{rounded:g}"
 
 
 COST_NOTE = f"per sample, in batches of {COST_ROWS}, on this machine"

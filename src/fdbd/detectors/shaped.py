@@ -53,8 +53,8 @@ class Shaped(Detector):
                 f"detector is a {type(detector).__name__}, expected an fdbd detector such as FDBD()"
             )
         if one_of("mean", mean, "of_shaped", "shaped", None) is None:
-            is_papers = isinstance(detector, FDBD) and not shaping.needs.network
-            mean = "shaped" if is_papers else "of_shaped"
+            is_form_of_paper = isinstance(detector, FDBD) and not shaping.needs.network
+            mean = "shaped" if is_form_of_paper else "of_shaped"
         if mean == "shaped":
             _require_one_mean(shaping, detector)
         _require_effect(shaping, detector)

@@ -190,14 +190,14 @@ def rate_alarms(review: Review) -> Alarms:
     share = all_ood / len(rows)
     if not all_ood:
         return Alarms(precision, None, None, None, share)
-    # Jeffreys' posterior of either share gives the interval of what is made of both.
+    # The recall depends on both shares: draws from their Jeffreys posteriors give its interval.
     generator = np.random.default_rng(0)
     drawn_found = num_alarms * _draw(precision, generator)
     drawn_missed = num_others * _draw(missed, generator)
     recalls = drawn_found / (drawn_found + drawn_missed)
     low, high = np.quantile(recalls, [0.025, 0.975]).tolist()
     recall = found_ood / all_ood
-    # Where nothing was missed, the estimate is the end of its interval.
+    # If nothing was missed, the estimate is an end of its interval.
     return Alarms(precision, recall, min(low, recall), max(high, recall), share)
 
 
