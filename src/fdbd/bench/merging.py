@@ -4,7 +4,7 @@ side."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,7 +52,7 @@ def _check_alike(one: Setting, other: Setting) -> None:
 
 def _merged_setting(runs: Sequence[Results]) -> Setting:
     settings = [run.setting for run in runs]
-    notes = list(dict.fromkeys(note for setting in settings for note in setting.notes))
+    notes = list(_distinct(each.notes for each in settings))
     count = sum(setting.runs for setting in settings)
     notes.append(
         f"Means over {count} runs ± their standard deviation; intervals are Student's for the mean."
@@ -60,13 +60,21 @@ def _merged_setting(runs: Sequence[Results]) -> Setting:
     return replace(
         settings[0],
         notes=tuple(notes),
-        warnings=tuple(dict.fromkeys(text for each in settings for text in each.warnings)),
+        warnings=_distinct(each.warnings for each in settings),
         accuracy=_mean_of([setting.accuracy for setting in settings]),
         collapse=_mean_of([setting.collapse for setting in settings]),
         correct=None,
         samples={},
         runs=count,
     )
+
+
+def _distinct(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Each text of some lists once, in the order in which they came."""
+    found: list[str] = []
+    for texts in lists:
+        found.extend(texts)
+    return tuple(dict.fromkeys(found))
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:
@@ -87,26 +95,33 @@ def _merged_row(runs: Sequence[Results], name: str) -> Row:
         rows.append(by_name[name])
     first_run = runs[0]
     test = first_run.setting.test[0]
-    metrics = [name for name in first_run.metrics if all(name in run.metrics for run in runs)]
-    id_metrics = [
-        name for name in first_run.id_metrics if all(name in run.id_metrics for run in runs)
-    ]
+    metrics = _common([run.metrics for run in runs])
+    id_metrics = _common([run.id_metrics for run in runs])
     measured: dict[str, dict[str, Estimate]] = {}
     for column in [*first_run.setting.ood, *first_run.groups]:
         measured[column] = _merged_column(runs, rows, column, metrics)
     if id_metrics:
         measured[test] = _merged_column(runs, rows, test, id_metrics)
-    tuned = list(dict.fromkeys(row.tuned for row in rows if row.tuned))
+    tuned = [row.tuned for row in rows if row.tuned]
     return Row(
         name,
         paper=rows[0].paper,
         fit_seconds=sum(row.fit_seconds for row in rows) / len(rows),
         latencies=rows[0].latencies,
         from_bank=any(row.from_bank for row in rows),
-        warnings=tuple(dict.fromkeys(text for row in rows for text in row.warnings)),
-        tuned="; ".join(tuned),
+        warnings=_distinct(row.warnings for row in rows),
+        tuned="; ".join(_distinct([tuned])),
         measured=measured,
     )
+
+
+def _common(lists: Sequence[Sequence[str]]) -> list[str]:
+    """The names that are in all lists, in the order of the first."""
+    found = []
+    for name in lists[0]:
+        if all(name in names for names in lists):
+            found.append(name)
+    return found
 
 
 def _merged_column(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 FILE = "guard.safetensors"
 """The guard's file in a repository."""
 
+_CLASSES_SHOWN = 20
+"""Names of classes in a model card."""
+
 
 def write_folder(
     guard: Guard, folder: str | os.PathLike[str], metrics: Mapping[str, float] | None = None
@@ -83,31 +86,47 @@ def card(guard: Guard, metrics: Mapping[str, float]) -> str:
     detector = guard.detector
     head = detector.head
     threshold = guard.threshold or guard.map_threshold
-    promise = (
-        "It has no threshold, so it gives scores and no decisions."
-        if threshold is None
-        else threshold.guarantee
-    )
-    model, given = guard.about.get("model"), guard.about.get("class_names")
-    name = model.get("name") if isinstance(model, dict) else None
-    names = list(given) if isinstance(given, (list, tuple)) else []
-    listed = ", ".join(map(_plain, names if len(names) <= 20 else [*names[:20], "…"]))
-    rows = [f"| {_plain(key)} | {float(value):.6g} |" for key, value in metrics.items()]
-    return Template(Path(__file__).with_name("card.md").read_text(encoding="utf-8")).substitute(
+    promise = "It has no threshold, so it gives scores and no decisions."
+    if threshold is not None:
+        promise = threshold.guarantee
+    template = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
+    return Template(template).substitute(
         detector=detector.label,
-        model=_plain(name)
-        if name
-        else "not in this repository: give it to `fdbd.from_hub(…, model)`",
+        model=_model_line(guard.about.get("model")),
         classes=head.num_classes,
         features=head.num_features,
-        names=f"- Classes: {listed}" if names else "",
+        names=_names_line(guard.about.get("class_names")),
         promise=promise,
-        metrics="\n".join(["| metric | value |", "| --- | --- |", *rows])
-        if rows
-        else "None were given.",
+        metrics=_metrics_table(metrics),
         version=__version__,
         config=json.dumps(detector.to_config(), sort_keys=True),
     )
+
+
+def _model_line(model: object) -> str:
+    """The name of the model, if the guard's file has one."""
+    if isinstance(model, dict) and model.get("name"):
+        return _plain(model["name"])
+    return "not in this repository: give it to `fdbd.from_hub(…, model)`"
+
+
+def _names_line(names: object) -> str:
+    """The names of the first classes; nothing if they have none."""
+    if not isinstance(names, (list, tuple)) or not names:
+        return ""
+    shown = [_plain(name) for name in names[:_CLASSES_SHOWN]]
+    if len(names) > _CLASSES_SHOWN:
+        shown.append("…")
+    return f"- Classes: {', '.join(shown)}"
+
+
+def _metrics_table(metrics: Mapping[str, float]) -> str:
+    if not metrics:
+        return "None were given."
+    lines = ["| metric | value |", "| --- | --- |"]
+    for name, value in metrics.items():
+        lines.append(f"| {_plain(name)} | {float(value):.6g} |")
+    return "\n".join(lines)
 
 
 def _plain(text: object) -> str:
