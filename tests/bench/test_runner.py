@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -181,3 +182,34 @@ def test_bad_benchmarks_are_refused_with_a_reason() -> None:
         Benchmark(head, train, test, [FeatureSet("odd", torch.zeros(5, 3))])
     with pytest.raises(KeyError, match="no detector 'vim'"):
         Benchmark(head, train, test, ood).run(["msp"], latency=False).row("vim")
+
+
+def test_auto_is_a_row_with_what_it_keeps_and_what_it_costs(benchmark: Benchmark, tmp_path) -> None:
+    results = benchmark.run(["fdbd", "auto"], latency=False)
+    row = results.row("auto")
+    assert row.error is None
+    # Without images its six members have equal weights, and the row says so.
+    assert "fdbd 17 %" in row.chosen
+    assert "µs per sample" in row.chosen
+    assert any("equal weights" in text for text in row.warnings)
+    assert row.chosen in results.to_markdown()
+    again = fdbd.bench.Results.from_json(results.to_json(tmp_path / "results.json"))
+    assert again.row("auto").chosen == row.chosen
+
+
+def test_auto_is_weighed_on_kinds_that_the_benchmark_makes(benchmark: Benchmark) -> None:
+    noise = cluster_data(seed=2)[3][1]
+    with_kinds = replace(benchmark, kinds=lambda auto: {"noise": noise})
+    auto = fdbd.Auto(pool=("fdbd", "energy", "knn"))
+    row = with_kinds.run({"mine": auto}, latency=False).row("mine")
+    assert row.error is None
+    assert not any("equal weights" in text for text in row.warnings)
+    assert "33 %" not in row.chosen
+
+
+def test_auto_without_validation_data_says_what_to_give(benchmark: Benchmark) -> None:
+    without = replace(benchmark, validation=None)
+    assert "validation" in without.run(["auto"], latency=False).row("auto").error
+    results = without.run(latency=False)
+    assert "auto" in results.setting.notes[-1]
+    assert "auto" not in [row.name for row in results.rows]

@@ -17,10 +17,11 @@ def folder(tmp_path_factory):
     """In-distribution images for the fit and held out, and OOD images."""
     folder = tmp_path_factory.mktemp("choose")
     generator = np.random.default_rng(0)
-    coarse = generator.integers(0, 256, (160, 4, 4, 3), dtype=np.uint8)
+    coarse = generator.integers(0, 256, (210, 4, 4, 3), dtype=np.uint8)
     images = coarse.repeat(8, axis=1).repeat(8, axis=2)
     np.savez(folder / "train.npz", x=images[:80])
-    np.savez(folder / "fresh.npz", x=images[80:])
+    np.savez(folder / "fresh.npz", x=images[80:160])
+    np.savez(folder / "other.npz", x=images[160:])
     np.savez(folder / "ood.npz", x=generator.integers(0, 256, (12, 32, 32, 3), dtype=np.uint8))
     return folder
 
@@ -62,6 +63,40 @@ def test_fit_takes_auto_with_a_budget_and_reports_the_choice(folder, result) -> 
     guard = fdbd.load(folder / "guard.safetensors")
     assert guard.threshold is not None
     assert guard.threshold.count == 40
+
+
+def test_fit_weighs_by_held_out_data_and_calibrates_on_all_of_the_others(folder, result) -> None:
+    found = result(
+        *("fit", "cifar10-ce", folder / "train.npz", "--calibration", folder / "other.npz"),
+        *("--detector", "auto", "--held-out", folder / "fresh.npz", "--device", "cpu"),
+        *("--out", folder / "held-out.safetensors"),
+    )
+    assert found["choice"]["num_held_out"] == 80
+    assert found["calibration_rows"] == 50
+
+
+def test_held_out_data_are_for_auto_alone(folder, run) -> None:
+    code, _, err = run(
+        *("fit", "cifar10-ce", folder / "train.npz", "--calibration", folder / "fresh.npz"),
+        *("--held-out", folder / "other.npz"),
+    )
+    assert code == 2
+    assert "--detector auto" in err
+
+
+def test_held_out_data_of_another_kind_are_refused(folder, run) -> None:
+    np.savez(folder / "features.npz", features=np.zeros((40, 128), np.float32))
+    code, _, err = run(
+        *("fit", "cifar10-ce", folder / "train.npz", "--calibration", folder / "fresh.npz"),
+        *("--detector", "auto", "--held-out", folder / "features.npz", "--device", "cpu"),
+    )
+    assert code == 2
+    assert "expected images" in err
+
+
+def test_auto_is_no_single_detector() -> None:
+    with pytest.raises(ValueError, match=r"Guard\(model, 'auto'\)"):
+        fdbd.create("auto")
 
 
 def test_a_budget_is_for_auto_alone(folder, run) -> None:

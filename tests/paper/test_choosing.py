@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from fdbd import Batch, Ensemble, Head
+from fdbd.data.pseudo_ood import kinds_of_pixels
 from fdbd.decision.choice_rule import POOL, make_member, weigh
 from fdbd.metrics import auroc
 from fdbd.paper import choosing
-from fdbd.paper.choice_features import Protocol, StudyScores, kinds_of_pixels
+from fdbd.paper.choice_features import Protocol, StudyScores
 from fdbd.paper.choosing import LOCKED, Rule, Tables, regrets_of, regrets_of_single, report
 
 CANDIDATES = ("fdbd", "energy", "knn")

@@ -3,9 +3,11 @@ features are kept in the cache."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,10 +18,14 @@ from fdbd.bench.rows import Published
 from fdbd.bench.runner import Benchmark
 from fdbd.bench.timing import choose_batch_size, measure_forward
 from fdbd.core.batch import Head
+from fdbd.core.pixels import ImageError
 from fdbd.core.preprocessing import Preprocess
 from fdbd.data.datasets import DatasetUnavailable, Images, info, load
 from fdbd.data.features import FeatureSet
+from fdbd.data.images import spread_evenly
 from fdbd.data.labels import Agreement
+from fdbd.data.pseudo_ood import WEIGHING, kinds_of_pixels
+from fdbd.decision.choice import Auto
 from fdbd.networks.by_name import NamedModel, model_by_name
 from fdbd.networks.classifier import Classifier
 from fdbd.util.progress import Bar
@@ -110,6 +116,7 @@ def benchmark_of(
         shifted=[passes.features(images, name) for name, images in opened.shifted.items()],
         ood_validation=ood_validation,
         grids=config.tune,
+        kinds=None if opened.validation is None else partial(passes.kinds, opened.validation),
         published=_published(config, opened),
     )
 
@@ -286,9 +293,7 @@ class _Passes:
         elif not sys.stderr.isatty():
             # On a terminal the bar says it.
             self.say(f"{title}: {len(images):,} images")
-        preprocess = self.preprocess
-        if images.name in self.config.unresized:
-            preprocess = replace(preprocess, resize=None)
+        preprocess = self._preprocess_for(images)
         with Bar(title, len(images)) as bar:
             found = self.cache.features(
                 self.classifier,
@@ -302,6 +307,30 @@ class _Passes:
             self.say(
                 f"{len(found.failures)} images of {images.name} could not be read, the first: "
                 f"{found.failures[0]}"
+            )
+        return found
+
+    def _preprocess_for(self, images: Images) -> Preprocess:
+        """How images of this set are prepared."""
+        if images.name in self.config.unresized:
+            return replace(self.preprocess, resize=None)
+        return self.preprocess
+
+    def kinds(self, held_out: Images, auto: Auto) -> dict[str, FeatureSet]:
+        """The features of pseudo-OOD images, made of held-out ones as the network is given them."""
+        own = self._preprocess_for(held_out)
+        squares = []
+        for row in spread_evenly(min(auto.held_out, len(held_out)), len(held_out)):
+            # What cannot be read was reported when the features of these images were made.
+            with contextlib.suppress(ImageError):
+                squares.append(own.fit(held_out[int(row)]))
+        made = kinds_of_pixels(np.stack(squares), WEIGHING, auto.per_kind, auto.seed)
+        as_it_is = replace(own, resize=None, crop="none")
+        found: dict[str, FeatureSet] = {}
+        for kind, pixels in made.items():
+            images = Images(pixels, name=f"kind {kind}")
+            found[kind] = self.cache.features(
+                self.classifier, images, as_it_is, batch_size=self.batch_size
             )
         return found
 

@@ -15,6 +15,7 @@ from fdbd.bench.tuning import Grid
 from fdbd.core.preprocessing import Preprocess
 from fdbd.core.tables import from_table
 from fdbd.data.datasets import info
+from fdbd.decision.choice import AUTO, Auto
 from fdbd.detectors import Detector, create
 from fdbd.util.extras import import_object
 from fdbd.util.files import parse_toml
@@ -307,8 +308,8 @@ def _check_sets(entries: Entries, ood: Mapping[str, str]) -> None:
                 )
 
 
-def detectors_from(specs: Iterable[Spec], *, trust: bool = False) -> dict[str, Detector]:
-    """Unfitted detectors by the title of their row.
+def detectors_from(specs: Iterable[Spec], *, trust: bool = False) -> dict[str, Detector | Auto]:
+    """Unfitted detectors, or the options of "auto", by the title of their row.
 
     Args:
         specs: names, or tables of a name and options. The text "none" stands for None, which TOML
@@ -318,7 +319,7 @@ def detectors_from(specs: Iterable[Spec], *, trust: bool = False) -> dict[str, D
     >>> list(detectors_from(["fdbd", {"name": "react+energy", "percentile": 80}]))
     ['fdbd', 'react+energy (percentile=80)']
     """
-    found: dict[str, Detector] = {}
+    found: dict[str, Detector | Auto] = {}
     for spec in specs:
         title, detector = _detector_from(spec, trust)
         if title in found:
@@ -329,7 +330,7 @@ def detectors_from(specs: Iterable[Spec], *, trust: bool = False) -> dict[str, D
     return found
 
 
-def _detector_from(spec: Spec, trust: bool) -> tuple[str, Detector]:
+def _detector_from(spec: Spec, trust: bool) -> tuple[str, Detector | Auto]:
     """One detector with its title."""
     options: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = options.pop("name", None)
@@ -341,7 +342,10 @@ def _detector_from(spec: Spec, trust: bool) -> tuple[str, Detector]:
     for key, value in options.items():
         if value == "none":
             options[key] = None
-    if names_code(name):
+    detector: Detector | Auto
+    if name == AUTO:
+        detector = _auto_from(options)
+    elif names_code(name):
         if not trust:
             raise ValueError(
                 f"the detector {name} is code to run: say that you trust it with --trust-model"
@@ -353,6 +357,17 @@ def _detector_from(spec: Spec, trust: bool) -> tuple[str, Detector]:
         shown = ", ".join(f"{key}={value}" for key, value in options.items())
         title = f"{name} ({shown})" if shown else name
     return title, detector
+
+
+def _auto_from(options: Mapping[str, Any]) -> Auto:
+    """The options of "auto", as a table names them."""
+    known = [each.name for each in fields(Auto)]
+    for option in options:
+        if option not in known:
+            raise ValueError(
+                f"{AUTO!r} has no option {option!r}; its options are {', '.join(known)}"
+            )
+    return Auto(**options)
 
 
 def names_code(spec: Spec) -> bool:

@@ -103,6 +103,7 @@ def _merged_row(runs: Sequence[Results], name: str) -> Row:
     if id_metrics:
         measured[test] = _merged_column(runs, rows, test, id_metrics)
     tuned = [row.tuned for row in rows if row.tuned]
+    chosen = [row.chosen for row in rows if row.chosen]
     return Row(
         name,
         paper=rows[0].paper,
@@ -111,6 +112,7 @@ def _merged_row(runs: Sequence[Results], name: str) -> Row:
         from_bank=any(row.from_bank for row in rows),
         warnings=_distinct(row.warnings for row in rows),
         tuned="; ".join(_distinct([tuned])),
+        chosen="; ".join(_distinct([chosen])),
         measured=measured,
     )
 

@@ -202,6 +202,7 @@ class Row:
         from_bank: whether the fit rests, in whole or in part, on the samples of the bank alone.
         warnings: what was said during the fit, such as that there are too few samples for it.
         tuned: the options that were chosen on OOD validation data; "" if none were.
+        chosen: the detectors that "auto" kept, with what they cost; "" of any other row.
 
     >>> from fdbd.bench import load_bundle
     >>> row = load_bundle("cifar10-ce").run(["msp"], latency=False).row("msp")
@@ -222,6 +223,7 @@ class Row:
     shifted_scores: Mapping[str, Tensor] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     tuned: str = ""
+    chosen: str = ""
 
     @classmethod
     def from_scores(
@@ -303,6 +305,7 @@ class Row:
             "from_bank": self.from_bank,
             "warnings": list(self.warnings),
             "tuned": self.tuned,
+            "chosen": self.chosen,
             "latency": latency,
             "datasets": datasets,
         }
@@ -335,6 +338,7 @@ class Row:
             from_bank=values.get("from_bank", False),
             warnings=tuple(values.get("warnings", ())),
             tuned=values.get("tuned", ""),
+            chosen=values.get("chosen", ""),
             evaluations=evaluations,
             latencies=tuple(timings),
             measured=_read_measured(values),

@@ -26,6 +26,9 @@ from fdbd.bench.tuning import Grid, tune
 from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import registered
 from fdbd.data.features import FeatureSet
+from fdbd.data.images import spread_evenly
+from fdbd.decision.choice import AUTO, FEWEST, Auto, choose_members
+from fdbd.decision.choice_samples import pseudo_ood
 from fdbd.detectors import (
     Configured,
     Detector,
@@ -41,6 +44,9 @@ from fdbd.fitting.statistics import ClassMoments, Count, Mean, Moments, Together
 from fdbd.kernels.dispatch import WORTH_A_KERNEL, compile_kernels
 from fdbd.util.progress import track
 from fdbd.util.terminal import one_line
+
+Contender = str | Detector | Auto
+"""What can have a row: a detector, its name, or the options of "auto"."""
 
 
 def default_detectors() -> list[str]:
@@ -91,6 +97,8 @@ class Benchmark:
         shifted: covariate-shifted ID sets, which count as ID in the full-spectrum measures.
         ood_validation: OOD features apart from `ood`, for choosing options (`tune`).
         grids: options to choose from by detector, as `run` takes them with ``tuned=True``.
+        kinds: makes pseudo-OOD samples of held-out ones and gives their features by kind, for
+            "auto"; None: there are no images to make them of, and its members have equal weights.
         published: what others have published for exactly this benchmark.
 
     >>> generator = torch.Generator().manual_seed(0)
@@ -119,6 +127,7 @@ class Benchmark:
     shifted: Sequence[FeatureSet] = ()
     ood_validation: FeatureSet | None = None
     grids: Mapping[str, Grid] = field(default_factory=dict)
+    kinds: Callable[[Auto], Mapping[str, FeatureSet]] | None = None
     published: Published | None = None
 
     def __post_init__(self) -> None:
@@ -155,7 +164,7 @@ class Benchmark:
 
     def run(
         self,
-        detectors: Iterable[str | Detector] | Mapping[str, str | Detector] | None = None,
+        detectors: Iterable[Contender] | Mapping[str, Contender] | None = None,
         *,
         latency: bool = True,
         progress: bool = True,
@@ -164,8 +173,9 @@ class Benchmark:
         """Fit, score and evaluate each detector.
 
         Args:
-            detectors: names or detectors, perhaps by the title of their row; None: every one that
-                works on the features at hand, and the shaping combinations.
+            detectors: names or detectors, perhaps by the title of their row; "auto" or an `Auto`
+                among them chooses and weighs several on `validation`. None: every one that works on
+                the features at hand, the shaping combinations, and "auto".
             latency: also time the score stage, and the network's forward pass if `forward` is
                 given.
             progress: show a bar when it takes more than two seconds.
@@ -197,16 +207,24 @@ class Benchmark:
                 left_out.append(name)
             else:
                 usable.append(name)
+        if self.validation is None or len(self.validation) < FEWEST:
+            left_out.append(AUTO)
+        else:
+            usable.append(AUTO)
         if left_out:
             notes.append(f"Left out, since there are no validation data: {', '.join(left_out)}.")
         return usable
 
-    def _row(self, title: str, item: str | Detector, latency: bool, tuned: bool) -> Row:
+    def _row(self, title: str, item: Contender, latency: bool, tuned: bool) -> Row:
         """One detector's row; the others' results stand, whatever goes wrong in one."""
         try:
+            if item == AUTO:
+                item = Auto()
+            if isinstance(item, Auto):
+                return self._auto_row(title, item, latency)
             if tuned and title in self.grids:
-                detector, chosen = self._tuned(title)
-                return self._fitted_row(title, detector, latency, chosen)
+                detector, options = self._tuned(title)
+                return self._fitted_row(title, detector, latency, options)
             detector = create(item) if isinstance(item, str) else item
             return self._fitted_row(title, detector, latency, "")
         except Exception as error:
@@ -222,30 +240,81 @@ class Benchmark:
             warnings.simplefilter("ignore", UserWarning)
             return tune(name, self.grids[name], self._fit, self.validation, self.ood_validation)
 
-    def _fitted_row(self, title: str, detector: Detector, latency: bool, chosen: str) -> Row:
+    def _auto_row(self, title: str, auto: Auto, latency: bool) -> Row:
+        """The row of several detectors, chosen and weighed on `validation`."""
+        if self.validation is None:
+            raise ValueError(
+                f"{AUTO!r} weighs detectors by ID data that neither the network nor the fit has "
+                "seen: give `validation`"
+            )
+        count = min(auto.held_out, len(self.validation))
+        rows = torch.from_numpy(spread_evenly(count, len(self.validation)))
+        held_out = self.validation.rows(rows)
+        kinds = self._pseudo_ood(auto, held_out)
+        can_be_weighed = len(kinds) > 0
+        pool = auto.make_pool(can_be_weighed, len(self.train))
+        self._warm_up(pool)
+        start = time.perf_counter()
+        full = _FullStatistics(self.statistics, self.train)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", UserWarning)
+            fit_detector(pool, self.train, self.head, full)
+            names = auto.specs(can_be_weighed)
+            detector, choice = choose_members(pool, names, held_out, kinds, auto)
+        seconds = time.perf_counter() - start
+        return self._scored_row(
+            title,
+            detector,
+            latency,
+            paper=None,
+            fit_seconds=seconds,
+            from_bank=full.used_bank,
+            warnings=(*_texts_of(said), *(note.rstrip(".") for note in choice.notes)),
+            chosen=choice.summary,
+        )
+
+    def _pseudo_ood(self, auto: Auto, held_out: Batch) -> dict[str, Batch]:
+        """Features of pseudo-OOD samples by kind; none if they cannot be made."""
+        if auto.kinds is not None:
+            return pseudo_ood(None, held_out, auto)
+        if self.kinds is None:
+            return {}
+        found = self.kinds(auto)
+        return {kind: samples.rows(slice(None)) for kind, samples in found.items()}
+
+    def _fitted_row(self, title: str, detector: Detector, latency: bool, options: str) -> Row:
         self._warm_up(detector)
         start = time.perf_counter()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", UserWarning)
             from_bank = self._fit(detector)
         seconds = time.perf_counter() - start
+        paper = detector.shaping.paper if isinstance(detector, Shaped) else detector.paper
+        return self._scored_row(
+            title,
+            detector,
+            latency,
+            paper=None if paper is None else str(paper),
+            fit_seconds=seconds,
+            from_bank=from_bank,
+            warnings=_texts_of(said),
+            tuned=options,
+        )
+
+    def _scored_row(self, title: str, detector: Detector, latency: bool, **about: Any) -> Row:
+        """The row of a fitted detector; `about` are further attributes."""
         scores = {samples.name: score_all(detector, samples) for samples in self.scored}
         timings = []
         if latency:
             timings = [time_score(detector, self.test, size) for size in BATCH_SIZES]
-        paper = detector.shaping.paper if isinstance(detector, Shaped) else detector.paper
         return Row.from_scores(
             title,
             scores[self.test.name],
             {samples.name: scores[samples.name] for samples in self.ood},
             self.positive,
             shifted_scores={samples.name: scores[samples.name] for samples in self.shifted},
-            paper=None if paper is None else str(paper),
-            fit_seconds=seconds,
-            from_bank=from_bank,
             latencies=timings,
-            warnings=_texts_of(said),
-            tuned=chosen,
+            **about,
         )
 
     def _warm_up(self, detector: Detector) -> None:
@@ -408,12 +477,17 @@ class _FullStatistics:
         return True
 
 
-def by_title(detectors: Iterable[str | Detector]) -> dict[str, str | Detector]:
+def by_title(detectors: Iterable[Contender]) -> dict[str, Contender]:
     """Detectors by the title of their row, with a number if another has the same title."""
-    found: dict[str, str | Detector] = {}
+    found: dict[str, Contender] = {}
     seen: Counter[str] = Counter()
     for item in detectors:
-        title = item if isinstance(item, str) else title_of(item)
+        if isinstance(item, str):
+            title = item
+        elif isinstance(item, Auto):
+            title = AUTO
+        else:
+            title = title_of(item)
         seen[title] += 1
         if seen[title] > 1:
             title = f"{title} #{seen[title]}"

@@ -131,6 +131,9 @@ def explanations(results: Results, metrics: Sequence[str] = SHOWN) -> list[str]:
         if row.tuned:
             lines.append(f"{TUNED}: {row.name}: tuned on OOD validation data ({row.tuned}).")
     for row in results.finished:
+        if row.chosen:
+            lines.append(f"{row.name} (experimental) keeps {row.chosen}.")
+    for row in results.finished:
         for text in row.warnings:
             lines.append(f"{WARNED}: {row.name}: {text}.".replace("..", "."))
     published = results.setting.published

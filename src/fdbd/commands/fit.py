@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from fdbd.decision.choice import Auto
     from fdbd.jobs.fitting import Fitted
 
+HELD_OUT = (
+    "With auto: data to weigh detectors by, some 300 samples that neither the network's training "
+    "nor the fit has seen; default: a part of the calibration data, 300 or one half."
+)
 NEVER_SAW = (
     "Confirm that the network was not trained on DATA; without --calibration, a part of DATA then "
     "sets the threshold."
@@ -33,6 +37,7 @@ def fit(
     budget: str | None = opt(
         None, "With auto: what detectors may cost, such as '200us, 10MB, no bank'."
     ),
+    held_out: str | None = opt(None, HELD_OUT),
     shaping: str | None = opt(None, "An activation shaping before it: react, ash-s, scale, …"),
     tpr: float | None = opt(
         None, "Share of the calibration data to accept; default: 0.95, without alpha."
@@ -62,6 +67,7 @@ def fit(
 
     Examples: `fdbd fit cifar10-ce ./train --calibration ./fresh`,
     `fdbd fit timm:resnet50 ./train --calibration ./val --alpha 0.05`,
+    `fdbd fit cifar10-ce ./train --calibration ./fresh --detector auto --held-out ./other`,
     `fdbd fit train.parquet --head head.npz --calibration fresh.parquet`,
     `fdbd fit hf:./intents train.csv --text query --label intent --calibration fresh.csv`
     """
@@ -97,6 +103,7 @@ def fit(
         calibration,
         where,
         holdout=share,
+        held_out=held_out,
         head=given.layer,
         detector=_detector(named, budget),
         autocast=autocast,
@@ -105,7 +112,7 @@ def fit(
         **Target(tpr=tpr, alpha=alpha, per_class=per_class),
     )
     fitted.guard.save(out)
-    _report(fitted, out, calibration, as_json)
+    _report(fitted, out, calibration, held_out, as_json)
 
 
 def _detector(name: str, budget: str | None) -> str | Auto:
@@ -136,7 +143,9 @@ def _holdout(
     return holdout
 
 
-def _report(fitted: Fitted, out: Path, calibration: str | None, as_json: bool) -> None:
+def _report(
+    fitted: Fitted, out: Path, calibration: str | None, held_out: str | None, as_json: bool
+) -> None:
     """What was fitted and calibrated, and what to know of it."""
     from fdbd.jobs.fitting import RULE
 
@@ -173,9 +182,10 @@ def _report(fitted: Fitted, out: Path, calibration: str | None, as_json: bool) -
             f"on this: {RULE}."
         )
         if guard.choice is not None:
+            source = "of the calibration rows" if held_out is None else f"rows of {held_out}"
             options.say(
                 f"auto (experimental) weighed {len(guard.choice.members)} detectors by "
-                f"{guard.choice.num_held_out} of the calibration rows: {guard.choice.summary}."
+                f"{guard.choice.num_held_out} {source}: {guard.choice.summary}."
             )
         known = [
             f"{value:.2%} on the {stage} data"

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fdbd.core.pixels import Pixels
+
 Limits = tuple[Tensor, Tensor]
 """The least and the largest value that a pixel may have, (1, C, 1, 1) each."""
 Change = Callable[[Tensor, Limits, torch.Generator], Tensor]
@@ -73,6 +75,20 @@ def make_kinds(
         changed = KINDS[name].change(images[rows], limits, generator)
         made[name] = torch.maximum(torch.minimum(changed, limits[1]), limits[0])
     return made
+
+
+def kinds_of_pixels(
+    squares: Pixels, names: Sequence[str], count: int, seed: int = 0
+) -> dict[str, Pixels]:
+    """Pseudo-OOD images of each kind, uint8 (count, side, side, 3), of images of that form."""
+    images = torch.from_numpy(squares).permute(0, 3, 1, 2).float()
+    black = torch.zeros(1, 3, 1, 1)
+    made = make_kinds(images, count, names, limits=(black, black + 255), seed=seed)
+    pixels = {}
+    for name, kind in made.items():
+        by_row = kind.round().to(torch.uint8).permute(0, 2, 3, 1)
+        pixels[name] = by_row.contiguous().numpy()
+    return pixels
 
 
 def check_images(images: object) -> None:

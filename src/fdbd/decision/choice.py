@@ -33,6 +33,8 @@ from fdbd.detectors import Detector, Ensemble
 from fdbd.detectors.base import innermost
 from fdbd.metrics import evaluate
 
+AUTO = "auto"
+"""What takes the place of a detector's name where detectors are chosen and weighed."""
 COST_ROWS = 32
 """Samples in a batch when a member's time is measured."""
 FEWEST = 30
@@ -55,8 +57,8 @@ class Auto:
             "200us, 10MB, no bank". None: no limit.
         kinds: pseudo-OOD samples of your own, in place of those made of images: a function of the
             held-out samples (what the model takes, or a Batch of features) that returns samples by
-            kind, or these samples themselves. For text: shuffled words, another language; for
-            audio: reversed bands, noise.
+            kind, or these samples themselves. For a model of texts: `fdbd.data.token_kinds`; for
+            features of texts: those of `fdbd.data.text_kinds`; for audio: `fdbd.data.audio_kinds`.
         pool: names of detectors, with a percentile in brackets where they have one, such as
             "react(95)+energy"; the first stays if the budget admits none. None: the pool of the
             study.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fdbd.core.batch import Batch
 from fdbd.data.pseudo_ood import GRID, make_kinds, value_range
@@ -211,7 +212,10 @@ def _stacked(rows: list[Any]) -> Any:
     for name in rows[0]:
         tensors = [row[name] for row in rows]
         if not _have_one_shape(tensors):
-            return None
+            if "attention_mask" not in rows[0] or tensors[0].ndim != 1:
+                return None
+            # Texts of several lengths: the mask says where there is nothing.
+            tensors = list(pad_sequence(tensors, batch_first=True))
         batch[name] = torch.stack(tensors)
     return batch
 

@@ -173,11 +173,10 @@ class Guard(nn.Module):
             raise ValueError('held_out is what "auto" weighs detectors by: leave it out')
         stages = self.stages
         stages.begin_fit()
-        self.about.pop("choice", None)
         combine = over_processes()
         if self.auto is not None:
             # What an earlier fit has chosen makes room for the whole pool.
-            self.detector = self.auto.make_pool(self._can_be_weighed(self.classifier))
+            self.make_pool()
         with torch.no_grad(), Spool() as spool:
             items = iter(track(_batches_in(data), "fitting", enabled=progress))
             batches: Iterable[Batch] = _training_batches(stages, items)
@@ -189,7 +188,7 @@ class Guard(nn.Module):
             if self.auto is not None:
                 # How much of the data a member keeps depends on how many there are.
                 num_rows = _over_all(combine, spool.num_rows)
-                self.detector = self.auto.make_pool(self._can_be_weighed(self.classifier), num_rows)
+                self.make_pool(num_rows)
             fit_detector(self.detector, batches, self.head, combine)
             # A detector that learns nothing has not read the rest, which `calibrate` compares with.
             for item in items:
@@ -303,6 +302,12 @@ class Guard(nn.Module):
     def _awaits_choice(self) -> bool:
         """Whether "auto" has a fitted pool and has not chosen from it."""
         return self.auto is not None and self.choice is None and self.detector.is_fitted
+
+    def make_pool(self, num_samples: int | None = None) -> None:
+        """Take the unfitted pool of ``"auto"`` as the detector, for a fit on so many samples; None:
+        not known yet. `fit` calls this."""
+        assert self.auto is not None
+        self.detector = self.auto.make_pool(self._can_be_weighed(self.classifier), num_samples)
 
     def _can_be_weighed(self, model: object) -> bool:
         """Whether pseudo-OOD samples can be made: of images, or of others if the user says how."""

@@ -147,7 +147,8 @@ class Stages:
     # ── fit
 
     def begin_fit(self) -> None:
-        """Forget the threshold and the notes of an earlier fit."""
+        """Forget the threshold, the choice and the notes of an earlier fit."""
+        self._guard.about.pop("choice", None)
         self._guard.threshold = None
         self._guard.map_threshold = None
         self._guard._record = GuardRecord(seen=Sketch())

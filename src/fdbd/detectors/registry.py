@@ -156,6 +156,12 @@ def _find(part: str) -> type[Configured]:
     kind = registered().get(part)
     if kind is not None and issubclass(kind, (Detector, Shaping)):
         return kind
+    if part == "auto":
+        raise ValueError(
+            '"auto" is not one detector but a choice among several, which takes a network and '
+            "held-out data: give it to fdbd.Guard(model, 'auto'), fdbd fit --detector auto or fdbd "
+            "bench; of detectors that you name, make an fdbd.Ensemble"
+        )
     known = list_detectors()
     close = difflib.get_close_matches(part, known)
     if close:

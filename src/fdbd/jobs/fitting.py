@@ -54,6 +54,7 @@ def fit_files(
     engine: Engine = Engine(),  # noqa: B008 - it never changes
     *,
     holdout: float | None = None,
+    held_out: str | None = None,
     head: str | None = None,
     detector: str | Auto = "fdbd",
     autocast: bool = False,
@@ -74,6 +75,8 @@ def fit_files(
             threshold, the same rows in each run. It confirms that the network was not trained on
             `data`: a held-out part of the network's own training data breaks the promise of the
             threshold.
+        held_out: with "auto", other data of the same kind to weigh detectors by; None: a part of
+            the calibration data, which takes an engine on this machine.
         head, detector: as for `Guard`.
         autocast: run the network in bfloat16 if it can, now and whenever the guard's file is
             opened.
@@ -83,16 +86,21 @@ def fit_files(
     """
     check_target(target.get("tpr"), target.get("alpha"))
     guard = _new_guard(source, head, detector, autocast)
-    if guard.auto is not None and engine.name != "local":
+    if guard.auto is None and held_out is not None:
         raise ValueError(
-            '"auto" chooses its detectors in one process: leave --engine out; the guard is scored'
-            " by any engine"
+            "held-out data are what auto weighs detectors by: leave --held-out out, or say "
+            "--detector auto"
+        )
+    if guard.auto is not None and held_out is None and engine.name != "local":
+        raise ValueError(
+            "on a cluster auto weighs detectors by data of their own: give --held-out DATA, some "
+            "300 samples, or leave --engine out"
         )
     rows = open_rows(data, split, text, label)
     preparation = preparation_for(source, rows, data)
-    held_out = _held_out(rows, data, calibration, holdout)
+    kept_apart = _kept_apart(rows, data, calibration, holdout)
     other = rows if calibration is None else _open_calibration(calibration, text, label)
-    is_held_out = held_out is not None
+    is_held_out = kept_apart is not None
 
     class_names = source.class_names if isinstance(source, NamedModel) else ()
     num_classes = guard.head.num_classes
@@ -103,15 +111,20 @@ def fit_files(
 
     training = Loader(rows, guard.head, preparation, engine, fit_match.labels)
     calibrating = Loader(other, guard.head, preparation, engine, calibration_match.labels)
+    if kept_apart is not None:
+        training.choose(~kept_apart)
+        calibrating.choose(kept_apart)
+    weighing = None
     if held_out is not None:
-        training.choose(~held_out)
-        calibrating.choose(held_out)
+        fresh = _open_calibration(held_out, text, None)
+        weighing = Loader(fresh, guard.head, preparation, engine)
+        _check_not_empty(weighing, "weigh detectors")
     _check_not_empty(training, "fit")
     _check_not_empty(calibrating, "calibrate")
     _check_labels(guard, training)
     guard.about = {"class_names": class_names_of(class_names, fit_match, num_classes)}
 
-    _run(guard, training, calibrating, engine, **target)
+    _run(guard, training, weighing, calibrating, engine, **target)
     _describe(guard, source, preparation, calibrating, is_held_out)
     cautions = list(fit_match.cautions)
     if not is_held_out:
@@ -163,10 +176,10 @@ def _usual_preprocess(data: str) -> Preprocess:
         ) from None
 
 
-def _held_out(
+def _kept_apart(
     rows: Rows, data: str, calibration: str | None, holdout: float | None
 ) -> NDArray[np.bool_] | None:
-    """Which rows of the fit are held out to calibrate on; None if there are other data for it."""
+    """Which rows of the fit are kept to calibrate on; None if there are other data for it."""
     if calibration is not None:
         return None
     if holdout is None:
@@ -239,22 +252,24 @@ def _check_labels(guard: Guard, training: Loader) -> None:
 def _run(
     guard: Guard,
     training: Loader,
+    weighing: Loader | None,
     calibrating: Loader,
     engine: Engine,
     **target: Unpack[Target],
 ) -> None:
-    """Fit and calibrate, in this process or on a cluster."""
+    """Fit and calibrate, in this process or on a cluster; with `weighing`, "auto" weighs detectors
+    by these rows in between, in this process."""
     workers = engine.cluster()
     with warnings.catch_warnings():
         # `_cautions` says it, with what else there is to know.
         warnings.simplefilter("ignore", FewSamplesWarning)
         if workers is None:
-            guard.fit(training, progress=engine.progress)
+            guard.fit(training, held_out=weighing, progress=engine.progress)
             guard.calibrate(calibrating, **target, progress=engine.progress)
         else:
             from fdbd.jobs.ray.fits import fit_loaders
 
-            fit_loaders(guard, training, calibrating, workers, **target)
+            fit_loaders(guard, training, calibrating, workers, held_out=weighing, **target)
 
 
 def _describe(

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from fdbd.bench.cache import FeatureCache
 from fdbd.core.batch import Head
-from fdbd.core.pixels import Pixels
 from fdbd.core.preprocessing import Preprocess
 from fdbd.data.datasets import Images, load
 from fdbd.data.features import FeatureSet
 from fdbd.data.images import spread_evenly
-from fdbd.data.pseudo_ood import make_kinds
+from fdbd.data.pseudo_ood import kinds_of_pixels
 from fdbd.decision.choice_rule import make_member
 from fdbd.networks.by_name import model_by_name
 from fdbd.networks.classifier import Classifier
@@ -207,18 +206,6 @@ def _extract(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> 
         test=features(test),
         ood={name: features(dataset(name, "test", sizes.ood)) for name in protocol.ood[entry.id]},
     )
-
-
-def kinds_of_pixels(squares: Pixels, names: Sequence[str], count: int) -> dict[str, Pixels]:
-    """Pseudo-OOD images of each kind, uint8 (count, side, side, 3), of images of that form."""
-    images = torch.from_numpy(squares).permute(0, 3, 1, 2).float()
-    black = torch.zeros(1, 3, 1, 1)
-    made = make_kinds(images, count, names, limits=(black, black + 255))
-    pixels = {}
-    for name, kind in made.items():
-        by_row = kind.round().to(torch.uint8).permute(0, 2, 3, 1)
-        pixels[name] = by_row.contiguous().numpy()
-    return pixels
 
 
 def _find_weights(name: str, remedy: str) -> Path:

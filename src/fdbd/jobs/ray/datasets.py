@@ -16,7 +16,7 @@ from fdbd.core.batch import Batch, Head
 from fdbd.core.pixels import ImageError, decode
 from fdbd.core.preprocessing import Preprocess
 from fdbd.data.features import RowBatch, Widths, matrix
-from fdbd.decision.guard import Guard
+from fdbd.decision.guard import Data, Guard
 from fdbd.decision.rows import COLUMNS, decide_rows, to_arrow
 from fdbd.decision.threshold import check_target
 from fdbd.detectors import Detector
@@ -40,6 +40,7 @@ def fit(
     column: str | None = None,
     label: str | None = "y",
     preprocess: Preprocess | None = None,
+    held_out: Data | None = None,
     workers: Workers | int | None = None,
 ) -> G:
     """`Guard.fit` on data wherever they are in the cluster, with the same result for any number of
@@ -55,6 +56,7 @@ def fit(
         label: column of class indices, if there is one; for ``y``, ``label`` in data without it, as
             in feature files.
         preprocess: from uint8 images to what the model takes.
+        held_out: with "auto", what `Guard.fit` takes; detectors are weighed by it in this process.
         workers: how the work is spread, or how much of it is done at once.
 
     >>> import ray.data
@@ -70,6 +72,13 @@ def fit(
             )
         fit(Guard(head, guard), dataset, column=column, label=label, workers=workers)
         return guard
+    if held_out is None and guard.auto is not None:
+        raise ValueError(
+            "on a cluster auto weighs detectors by data of their own: give fit(guard, dataset, "
+            "held_out=...), some 300 samples"
+        )
+    if held_out is not None and guard.auto is None:
+        raise ValueError('held_out is what "auto" weighs detectors by: leave it out')
     pool = Workers.from_count(workers)
     reader = Reader(guard, dataset, column, preprocess, label)
     first = None
@@ -79,7 +88,12 @@ def fit(
         for table in dataset.limit(1).iter_batches(batch_format="pyarrow"):
             first, _ = reader.read(table)
             break
+    if guard.auto is not None:
+        # How much of the data a member keeps depends on how many there are.
+        guard.make_pool(dataset.count())
     fit_rows(guard, _runner(dataset, pool, reader), first)
+    if held_out is not None:
+        guard.choose_from(held_out)
     return guard
 
 

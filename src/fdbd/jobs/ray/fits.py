@@ -82,14 +82,26 @@ def calibrate_rows(guard: Guard, run: Run, **target: Unpack[Target]) -> None:
 
 
 def fit_loaders(
-    guard: Guard, training: Loader, calibration: Loader, workers: Workers, **target: Unpack[Target]
+    guard: Guard,
+    training: Loader,
+    calibration: Loader,
+    workers: Workers,
+    *,
+    held_out: Loader | None = None,
+    **target: Unpack[Target],
 ) -> None:
     """Fit and calibrate a guard on the rows of two loaders, which then know how many they gave and
-    left out. The pieces of work are the loaders' spans, read by the same path on every node."""
+    left out. The pieces of work are the loaders' spans, read by the same path on every node. With
+    "auto", its detectors are weighed by the rows held out, which are few, in this process."""
     first = None
     if training.preparation is None:
         first = next(iter(training), no_rows(guard))
+    if guard.auto is not None:
+        # How much of the data a member keeps depends on how many there are.
+        guard.make_pool(int(training.chosen.sum()))
     fit_rows(guard, partial(_run_loader, training, workers), first)
+    if held_out is not None:
+        guard.choose_from(held_out, progress=False)
     calibrate_rows(guard, partial(_run_loader, calibration, workers), **target)
 
 
