@@ -20,7 +20,7 @@ from fdbd.commands.options import JSON, answer, arg, opt, print_table
 if TYPE_CHECKING:
     from fdbd.bench import Benchmark, Config, Results
     from fdbd.bench.merging import DetectorComparison
-    from fdbd.detectors import Detector
+    from fdbd.bench.runner import Contender
 
 FORMATS = ("html", "json", "csv", "md", "tex")
 Positive = Enum("Positive", {"id": "id", "ood": "ood"}, type=str)
@@ -188,7 +188,7 @@ def _config_of(name: str | None, model: str | None) -> Config | None:
 
 def _detectors_of(
     text: str | None, described: Config | None, trust: bool
-) -> Mapping[str, Detector] | None:
+) -> Mapping[str, Contender] | None:
     """The detectors that were named, or those of the config; None: all."""
     from fdbd.bench.config import detectors_from
 
