@@ -495,6 +495,49 @@ def swap_input(place: Path, chance: random.Random) -> str:
     return "scored as it was"
 
 
+def same_sized_images(folder: Path, count: int, seed: int) -> list[Path]:
+    """Images of noise whose files all have one size and one time."""
+    draw = np.random.default_rng(seed)
+    folder.mkdir()
+    paths = []
+    for number in range(count):
+        path = folder / f"{number:03}.png"
+        Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+        # No decoder reads what stands behind the image.
+        path.write_bytes(path.read_bytes().ljust(5000, b"\0"))
+        os.utime(path, (1e9, 1e9))
+        paths.append(path)
+    return paths
+
+
+@fault("images are replaced by rename while a folder is scored: same size, same times", 8)
+def swap_images(place: Path, chance: random.Random) -> None:
+    """Rows without an error are those of the old images."""
+    copy_base(BASE, place, "images.safetensors")
+    paths = same_sized_images(place / "photos", 120, seed=chance.randrange(1000))
+    others = same_sized_images(place / "others", 120, seed=chance.randrange(1000, 2000))
+    words = ("score", "images.safetensors", "photos", "--workers", 1, "--out")
+    expect(command(place, *words, "before.parquet").code == 0, "it cannot score them undisturbed")
+    child = start_command(place, *words, "scores.parquet")
+    expect(wait_for_parts(place, child, chance.randrange(1, 4)), "it was over before")
+    for path, other in zip(paths, others):
+        os.replace(other, path)
+    run = child.wait()
+    expect("Traceback" not in run.text, run.text[-300:])
+
+    def check() -> None:
+        expected = pq.read_table(place / "before.parquet")["score"].to_pylist()
+        found = pq.read_table(place / "scores.parquet")
+        errors = found["error"].to_pylist()
+        expect(any(errors), "no row says that its image was replaced")
+        for before, score, error in zip(expected, found["score"].to_pylist(), errors):
+            is_old = error or abs(score - before) < 1e-4 * abs(before) + 1e-6
+            expect(is_old, "a row is that of a new image")
+
+    if run.code == 0:
+        aside(place, check)
+
+
 @fault("the input is replaced between a kill and the next run", 8)
 def swap_between(place: Path, chance: random.Random) -> str:
     copy_base(BASE, place, "guard.safetensors", "today.parquet", "other.parquet")
@@ -1051,6 +1094,7 @@ def main() -> int:
         help="a few tries of each fault, and no cluster; writes no page",
     )
     parser.add_argument("--only", default="", help="functions whose name matches this expression")
+    parser.add_argument("--tries", type=int, help="of each fault; writes no page")
     parser.add_argument("--fork", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.fork:
@@ -1066,6 +1110,7 @@ def main() -> int:
             if not re.search(options.only, each.trial.__name__) or (options.quick and is_cluster):
                 continue
             tries = each.quick if options.quick else each.tries
+            tries = options.tries or tries
             start = time.monotonic()
             result, holds = try_fault(each, tries, folder)
             held = held and holds
@@ -1076,7 +1121,7 @@ def main() -> int:
         for nodes in NODES:
             nodes.close()
     print("\n".join([*TITLE, *rows.values()]))
-    if not options.quick:
+    if not options.quick and not options.tries:
         write_page(rows)
     return 0 if held else 1
 

@@ -27,6 +27,13 @@ Run = Callable[..., tuple[int, str, str]]
 Result = Callable[..., dict]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests fit on all sorts of data: what they are warned of is shown, and is no error."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.add_marker(pytest.mark.filterwarnings("default:::tests"))
+
+
 @pytest.fixture
 def run(capsys) -> Run:
     """`run("score", …)`: exit code, output and errors of the program."""

@@ -228,6 +228,7 @@ def test_untrained_weights_are_said_in_capitals_above_every_table(
     assert json.loads((out / "results.json").read_text())["setting"]["warnings"]
 
 
+@pytest.mark.filterwarnings("ignore:tiny-imagenet .test. from:UserWarning")
 def test_a_reduced_copy_is_not_handed_to_a_network_of_larger_images(
     tmp_path: Path, monkeypatch
 ) -> None:

@@ -123,6 +123,7 @@ def compiled_in_parallel(model: nn.Module) -> nn.Module:
     return nn.DataParallel(torch.compile(model))
 
 
+@pytest.mark.filterwarnings("ignore:the model is compiled, and the guard runs it uncompiled")
 @pytest.mark.parametrize("wrap", [nn.DataParallel, compiled, compiled_inside, compiled_in_parallel])
 def test_wrappers_matter_on_neither_side(wrap, tmp_path: Path) -> None:
     model = network()

@@ -38,7 +38,7 @@ def guard() -> fdbd.Guard:
         (images()[0].permute(1, 2, 0), "looks like a single image"),
         (images().permute(0, 2, 3, 1), r"looks like channels last .*permute\(0, 3, 1, 2\)"),
         (images().double(), r"inputs are float64 .* inputs\.float\(\)"),
-        ((images() * 40 + 128).to(torch.uint8), "takes no images of torch.uint8"),
+        (images().clamp(0, 1).to(torch.uint8), "takes no images of torch.uint8"),
     ],
 )
 def test_images_of_the_wrong_form_are_one_sentence(guard, given, words: str) -> None:
@@ -103,8 +103,9 @@ def test_pixels_given_to_a_guard_of_normalised_images_draw_one_warning(tmp_path)
     loaded = fdbd.load(tmp_path / "guard.safetensors", guard.classifier.model)
     pixels = 255 * torch.rand(8, 3, 8, 8)
     for each in (guard, loaded):
-        with pytest.warns(UserWarning, match="outside of the inputs of the fit"):
+        with pytest.warns(UserWarning, match="outside of the inputs of the fit") as caught:
             each(pixels)
+        assert caught[0].filename == __file__
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             each(pixels)
@@ -115,3 +116,15 @@ def test_ordinary_images_draw_no_warning(guard) -> None:
     guard(images(3, 7))
     guard(torch.zeros(2, 3, 8, 8))
     guard(torch.full((1, 3, 8, 8), torch.nan))
+    guard(torch.full((1, 3, 8, 8), torch.inf))
+    spoilt = images(3, 8)
+    spoilt[1, 2, 3, 4] = torch.inf
+    guard(spoilt)
+
+
+def test_labels_that_the_model_does_not_know_draw_a_warning_at_the_fit() -> None:
+    network = model()
+    pixels = images(100)
+    wrong = (network(pixels).argmax(dim=1) + 1) % 4
+    with pytest.warns(UserWarning, match="no better than guessing: are these the model's classes"):
+        fdbd.Guard(network).fit([(pixels, wrong)], progress=False)

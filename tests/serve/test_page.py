@@ -101,6 +101,7 @@ def test_nothing_of_an_earlier_image_stays_when_a_file_is_refused(browser, addre
     page.close()
 
 
+@pytest.mark.filterwarnings("ignore:this batch lies outside of the inputs of the fit:UserWarning")
 def test_an_alarm_is_explained_and_acknowledged_by_the_button(browser, images, serving) -> None:
     url = serving(images)
     page, _ = open_page(browser, url, "dark", 1280)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,15 @@ def test_another_guard_or_another_promise_begins_its_own_state(
         lambda state: state["monitor"]["test"].update(horizon=10**400),
         lambda state: state["monitor"].pop("recent"),
         lambda state: state.pop("began"),
+        lambda state: state.update(alarm_time="now"),
+        lambda state: state.update(alarm_time=float("nan")),
+        lambda state: state.update(counts=[["requests", "/decide", 4]]),
+        lambda state: state.update(counts=[["samples", "first", 4]]),
+        lambda state: state.update(counts=[["samples", "0", float("inf")]]),
+        lambda state: state.update(counts=[["samples", "0", True]]),
+        lambda state: state.update(counts=[[]]),
+        lambda state: state.update(snapshot={}),
+        lambda state: state["snapshot"].update(log_martingale=float("nan")),
     ],
 )
 def test_a_damaged_state_is_set_aside_with_a_sentence(tmp_path: Path, damage, caplog) -> None:
@@ -101,7 +111,61 @@ def test_a_damaged_state_is_set_aside_with_a_sentence(tmp_path: Path, damage, ca
     path.write_text(json.dumps(state))
     again = watch(tmp_path)
     assert again.view()["samples"] == 0
+    assert again.counts() == {}
     assert "damaged" in caplog.text
+    assert len(aside(tmp_path)) == 1
+    again.stop()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: state.update(alarm_time="now"),
+        lambda state: state.update(counts=[["samples", "first", 4]]),
+        lambda state: state.update(slot=-2000),
+        lambda state: state["snapshot"].update(rate=float("nan")),
+        lambda state: state["snapshot"].update(samples=10**400),
+    ],
+)
+def test_the_damaged_state_of_another_process_counts_for_nothing(tmp_path: Path, damage) -> None:
+    drifted(tmp_path)
+    path = tmp_path / "slot-0.json"
+    state = json.loads(path.read_text()) | {"slot": 1}
+    path.unlink()
+    damage(state)
+    (tmp_path / "slot-1.json").write_text(json.dumps(state))
+    again = watch(tmp_path, processes=2)
+    assert again.view()["samples"] == 0
+    assert not again.view()["alarm"]
+    again.stop()
+
+
+@pytest.mark.parametrize("moment", [float("nan"), float("inf"), 1e300, "now", -1.0, None, True])
+def test_an_acknowledgement_at_no_possible_time_hides_no_alarm(tmp_path: Path, moment) -> None:
+    drifted(tmp_path)
+    (tmp_path / "acknowledged.json").write_text(json.dumps({"time": moment, "note": "seen"}))
+    again = watch(tmp_path)
+    assert again.view()["alarm"]
+    again.stop()
+
+
+def test_a_state_that_cannot_be_read_is_kept_and_named(tmp_path: Path, caplog) -> None:
+    drifted(tmp_path)
+    path = tmp_path / "slot-0.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    again = watch(tmp_path)
+    assert again.view()["samples"] == 0
+    again.stop()
+    assert "its state cannot be read" in caplog.text
+    assert len(aside(tmp_path)) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+def test_a_fifo_among_the_states_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "slot-0.json")
+    os.mkfifo(tmp_path / "acknowledged.json")
+    again = watch(tmp_path)
+    assert again.view()["samples"] == 0
     again.stop()
 
 

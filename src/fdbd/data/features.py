@@ -22,6 +22,7 @@ from torch.utils.dlpack import from_dlpack
 from fdbd.core.batch import Batch
 from fdbd.data.images import Images, Names, cut
 from fdbd.data.npz import NpzArray, array_names
+from fdbd.data.parquet_footer import RowGroup, read_row_groups
 from fdbd.util.extras import require
 from fdbd.util.files import check_unchanged, readable, stamp, stamp_key
 
@@ -234,9 +235,11 @@ class ParquetFeatures(FeatureRows):
         with readable(self.source, "Parquet file"):
             file = self._open()
             schema = file.schema_arrow
-            footer = file.metadata
-            groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-            counts = [group.num_rows for group in groups]
+            # pyarrow's own description of a damaged column would end the process.
+            groups = read_row_groups(self.source)
+            if len(groups) != file.metadata.num_row_groups:
+                raise ValueError("its footer is damaged: its row groups cannot be told apart")
+            counts = [group.rows for group in groups]
         self._choose(schema.names)
         self._check_names(schema.names)
         self._starts = [0, *itertools.accumulate(counts)]
@@ -248,8 +251,8 @@ class ParquetFeatures(FeatureRows):
         for name in self._columns(labels=False):
             self._check_type(name)
             with readable(self.source, "Parquet file"):
-                leaf = _leaf(footer.schema, name)
-                self._values[name] = [group.column(leaf).num_values for group in groups]
+                leaf = _leaf(file.schema, name)
+                self._values[name] = [_values_of(group, leaf) for group in groups]
 
     def _check_names(self, columns: Sequence[str]) -> None:
         """ValueError unless there are features, and each column that is read is there once."""
@@ -353,6 +356,13 @@ def _leaf(schema: Any, name: str) -> int:
         if leaf.path.startswith(f"{name}.") and leaf.max_repetition_level:
             return number
     raise OSError(f"the column {name!r} has no numbers")
+
+
+def _values_of(group: RowGroup, leaf: int) -> int:
+    """How many numbers a row group holds in one of its columns."""
+    if leaf >= len(group.values):
+        raise ValueError(f"its footer is damaged: a row group has {len(group.values)} columns")
+    return group.values[leaf]
 
 
 def matrix(column: Any, width: int, what: str = "features") -> tuple[Tensor, dict[int, str]]:

@@ -34,7 +34,7 @@ from fdbd.decision.maps import ONLY_IN_PYTHON, MapDecision, batch_hashes
 from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.show import html_table
 from fdbd.decision.stages import CalibrationMaps, CalibrationScores, Stages
-from fdbd.decision.threshold import FewSamplesWarning, Target, Threshold, check_target
+from fdbd.decision.threshold import FewCalibrationSamplesWarning, Target, Threshold, check_target
 from fdbd.detectors import Detector, Ensemble, Shaped, as_detector, create_shaping
 from fdbd.detectors.shaping import Shaping
 from fdbd.fitting.driver import fit_detector, over_processes
@@ -272,7 +272,7 @@ class Guard(nn.Module):
         num_classes = self.detector.head.num_classes
         threshold = Threshold.from_scores(scores, labels, num_classes=num_classes, **target)
         if threshold.caution:
-            warn_caller(threshold.caution, FewSamplesWarning)
+            warn_caller(threshold.caution, FewCalibrationSamplesWarning)
         self.threshold = threshold
         self.map_threshold = None
         self._record.version += 1
@@ -283,7 +283,7 @@ class Guard(nn.Module):
         threshold = MapThreshold.from_shares(shares, **target)
         caution = threshold.image_threshold.caution
         if caution:
-            warn_caller(caution, FewSamplesWarning)
+            warn_caller(caution, FewCalibrationSamplesWarning)
         self.threshold = None
         self.map_threshold = threshold
         self._record.version += 1

@@ -64,6 +64,12 @@ class InputRange(NamedTuple):
         if len(values) > _SAMPLED:
             values = values[:: len(values) // _SAMPLED]
         mean = values.mean(dtype=torch.float32).item()
+        if not math.isfinite(mean):
+            # One infinite pixel says nothing of how the others were prepared.
+            finite = values[torch.isfinite(values)]
+            if not finite.numel():
+                return False
+            mean = finite.mean(dtype=torch.float64).item()
         return mean < self.low or mean > self.high
 
 

@@ -50,7 +50,8 @@ class GuardRecord:
 
 
 def warn_caller(text: str, category: type[UserWarning] = UserWarning) -> None:
-    """Warn at the line outside this package that called it."""
+    """Warn at the line outside this package that called it, perhaps by calling a module of
+    torch."""
     frame = sys._getframe()
     level = 1
     while frame.f_back is not None and _is_ours(str(frame.f_globals.get("__name__"))):
@@ -60,4 +61,4 @@ def warn_caller(text: str, category: type[UserWarning] = UserWarning) -> None:
 
 
 def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == "fdbd"
+    return module.partition(".")[0] == "fdbd" or module == "torch.nn.modules.module"

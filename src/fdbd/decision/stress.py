@@ -154,7 +154,7 @@ def stress_files(
         raise ValueError("the guard was fitted on features without a model, and sees no images")
     if count < 1 or clean < 1:
         raise ValueError(f"count is {count} and clean is {clean}, expected at least 1 image each")
-    threshold = opened.guard.calibrated
+    threshold = opened.guard.stages.require_threshold()
     images = open_rows(data, split)
     if not isinstance(images, Images):
         raise ValueError(f"{data!r} are features, expected images")

@@ -18,15 +18,16 @@ from typing_extensions import Unpack
 
 from fdbd.core.batch import ArrayLike, as_tensor
 from fdbd.core.ranks import as_fraction, count_to_accept, count_to_flag, samples_for
+from fdbd.fitting.sample_size import FewSamplesWarning
 
 Kind = Literal["quantile", "conformal"]
 _CONFIG = ("kind", "target", "count", "per_class", "num_classes")
 
 
-class FewSamplesWarning(UserWarning):
+class FewCalibrationSamplesWarning(FewSamplesWarning):
     """The calibration samples are too few for the target; see `Threshold.caution`.
 
-    >>> issubclass(FewSamplesWarning, UserWarning)
+    >>> issubclass(FewCalibrationSamplesWarning, FewSamplesWarning)
     True
     """
 

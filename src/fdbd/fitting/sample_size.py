@@ -6,7 +6,8 @@ import warnings
 
 
 class FewSamplesWarning(UserWarning):
-    """A detector was fitted on fewer samples than what it estimates takes.
+    """A detector was fitted on fewer samples than what it estimates takes; the base of the
+    same warning of a threshold (see `fdbd.Threshold.caution`).
 
     >>> import fdbd, torch, warnings
     >>> with warnings.catch_warnings(record=True) as caught:

@@ -23,7 +23,7 @@ from fdbd.data.inputs import Rows, open_rows
 from fdbd.data.npz import array_names, read_array
 from fdbd.decision.choice import Auto
 from fdbd.decision.guard import Guard
-from fdbd.decision.threshold import FewSamplesWarning, Target, check_target
+from fdbd.decision.threshold import FewCalibrationSamplesWarning, Target, check_target
 from fdbd.jobs.classes import Matched, gap_caution, match_classes
 from fdbd.jobs.scoring import FEATURE_PART_ROWS, PART_ROWS, Engine, Preparation, read_batches
 from fdbd.networks.by_name import NamedModel
@@ -262,7 +262,7 @@ def _run(
     workers = engine.cluster()
     with warnings.catch_warnings():
         # `_cautions` says it, with what else there is to know.
-        warnings.simplefilter("ignore", FewSamplesWarning)
+        warnings.simplefilter("ignore", FewCalibrationSamplesWarning)
         if workers is None:
             guard.fit(training, held_out=weighing, progress=engine.progress)
             guard.calibrate(calibrating, **target, progress=engine.progress)

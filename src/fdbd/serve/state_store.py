@@ -41,6 +41,10 @@ class Store:
         """What was last put into each slot."""
         return []
 
+    def is_taken(self, slot: int) -> bool:
+        """Whether there is a state in this slot, readable or not."""
+        return False
+
     def set_aside(self, slot: int) -> str:
         """Put away a state that does not belong to this service; returns where it is now."""
         return "nowhere"
@@ -87,9 +91,13 @@ class FolderStore(Store):
         found = []
         for path in sorted(self.folder.glob("slot-*.json")):
             state = read_state(path)
-            if state is not None:
+            # A state under another's name would be taken for that one's.
+            if state is not None and path == self._file(state.get("slot")):
                 found.append(state)
         return found
+
+    def is_taken(self, slot: int) -> bool:
+        return self._file(slot).exists()
 
     def set_aside(self, slot: int) -> str:
         moment = time.strftime("%Y%m%d-%H%M%S")
@@ -104,14 +112,15 @@ class FolderStore(Store):
     def acknowledged(self) -> State:
         return read_state(self.folder / "acknowledged.json") or {}
 
-    def _file(self, slot: int) -> Path:
+    def _file(self, slot: object) -> Path:
         return self.folder / f"slot-{slot}.json"
 
 
 def read_state(path: Path) -> State | None:
     """The JSON object in a file; None if there is none or it is damaged."""
     try:
-        if path.stat().st_size > MAX_STATE_BYTES:
+        # A FIFO would be waited for.
+        if not path.is_file() or path.stat().st_size > MAX_STATE_BYTES:
             return None
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

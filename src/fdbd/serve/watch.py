@@ -33,6 +33,19 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 HISTORY = 300
 """Points of the page's chart, at most one per second."""
 _MAX_COUNTERS = 500_000
+_MAX_SLOTS = 10_000
+_LARGEST_COUNT = 1e18
+_CLOCK_SECONDS = 3600.0
+"""How far an acknowledgement's time may lie ahead, for clocks that are set back."""
+_LABELS = {
+    "samples": 1,
+    "ood": 1,
+    "requests": 2,
+    "request_seconds": 2,
+    "request_seconds_sum": 1,
+    "batch_rows": 1,
+}
+"""How many labels the counters of a name have; those of other names have none."""
 """A state with more counters than this is not one of ours: a guard has two per class."""
 
 
@@ -135,9 +148,11 @@ class Watch:
         self._slot = self._store.claim()
         self._monitor = self._new_monitor()
         self._acknowledged = self._store.acknowledged()
-        for state in self._store.states():
-            if state.get("slot") == self._slot:
-                self._take_over(state)
+        own = [state for state in self._store.states() if state.get("slot") == self._slot]
+        if own:
+            self._take_over(own[0])
+        elif self._store.is_taken(self._slot):
+            self._begin_anew("its state cannot be read")
         self._others = self._read_others()
         self._saver.start()
 
@@ -163,6 +178,7 @@ class Watch:
                 return
         fresh = self._monitor.snapshot()
         try:
+            check_state(state)
             counts = sum_of([state])
             alarm_time = state["alarm_time"]
             began: State = state["began"]
@@ -209,9 +225,8 @@ class Watch:
             if state.get("slot") == self._slot or not is_of_this_guard:
                 continue
             try:
-                sum_of([state])
-                _merged([state], self._processes, self._delta, 0.0)
-            except (KeyError, TypeError, ValueError, OverflowError):
+                check_state(state)
+            except (LookupError, TypeError, ValueError, OverflowError):
                 continue  # damaged: its own process sets it aside when it starts again
             others.append(state)
         return others
@@ -252,7 +267,7 @@ class Watch:
 
     def _follow_acknowledgement(self, record: State) -> None:
         moment = record.get("time")
-        if not isinstance(moment, float) or moment <= self._acknowledged_time():
+        if not _is_past(moment) or moment <= self._acknowledged_time():
             return
         self._acknowledged = record
         if self._began["time"] < moment:
@@ -263,7 +278,7 @@ class Watch:
 
     def _acknowledged_time(self) -> float:
         moment = self._acknowledged.get("time", 0.0)
-        return moment if isinstance(moment, float) else 0.0
+        return moment if _is_past(moment) else 0.0
 
     # ── the sum over all processes
 
@@ -310,6 +325,12 @@ def _merged(
     }
 
 
+def _is_past(moment: Any) -> bool:
+    """Whether this is a time at which somebody can have seen an alarm. One far in the future, from
+    a damaged file, would hide all alarms until then."""
+    return isinstance(moment, float) and 0.0 <= moment <= time.time() + _CLOCK_SECONDS
+
+
 def _has_alarm(state: State, acknowledged: float) -> bool:
     """Whether a process has an alarm that nobody has seen yet."""
     if not state["snapshot"]["alarm"]:
@@ -318,16 +339,64 @@ def _has_alarm(state: State, acknowledged: float) -> bool:
 
 
 def sum_of(states: list[State]) -> Counts:
-    """The counters of several states; ValueError or TypeError if one of them is damaged."""
+    """The counters of several states."""
     counts: Counts = defaultdict(float)
     for state in states:
-        if len(state["counts"]) > _MAX_COUNTERS:
-            raise ValueError(f"it has {len(state['counts']):,} counters")
         for *key, number in state["counts"]:
-            if not math.isfinite(number) or not all(isinstance(part, str) for part in key):
-                raise ValueError("its counters are malformed")
             counts[tuple(key)] += float(number)
     return counts
+
+
+def check_state(state: State) -> None:
+    """ValueError, LookupError or TypeError if a state that was read from a file is damaged in what
+    the sums over all processes need: a damaged one would fail every later request."""
+    _check_number("slot", state["slot"], 0, _MAX_SLOTS)
+    if not isinstance(state["slot"], int):
+        raise ValueError("its slot is not a whole number")
+    if state["alarm_time"] is not None:
+        _check_number("alarm_time", state["alarm_time"], 0.0, math.inf)
+    _check_snapshot(state["snapshot"])
+    counts = state["counts"]
+    if not isinstance(counts, list) or len(counts) > _MAX_COUNTERS:
+        raise ValueError("its counters are not a list, or too many")
+    for entry in counts:
+        *key, number = entry
+        _check_number("counters", number, 0, _LARGEST_COUNT)
+        _check_key(key)
+
+
+def _check_snapshot(snapshot: Any) -> None:
+    """The numbers of a monitor that `_merged` adds up."""
+    for name in ("samples", "ood", "window"):
+        _check_number(name, snapshot[name], 0, 2**63)
+        if not isinstance(snapshot[name], int):
+            raise ValueError(f"its {name} is not a whole number")
+    if snapshot["window"]:
+        _check_number("rate", snapshot["rate"], 0.0, 1.0)
+    for name in ("confidence", "expected_rate"):
+        _check_number(name, snapshot[name], 0.0, 1.0)
+    _check_number("log_martingale", snapshot["log_martingale"], -math.inf, math.inf)
+    if not isinstance(snapshot["alarm"], bool):
+        raise ValueError("its alarm is neither true nor false")
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    """A finite number between `low` and `high`."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type, operator]
+        raise ValueError(f"its {name} is not a number that it can be")
+
+
+def _check_key(key: list[Any]) -> None:
+    """The name of a counter and its labels, as many as the metrics expect."""
+    if not key or not all(isinstance(part, str) for part in key):
+        raise ValueError("its counters are malformed")
+    name, *labels = key
+    if len(labels) != _LABELS.get(name, 0):
+        raise ValueError("its counters have other labels")
+    is_of_class = name in ("samples", "ood")
+    if is_of_class and not (labels[0].isascii() and labels[0].isdigit() and len(labels[0]) < 10):
+        raise ValueError("its counters are of no class")
 
 
 def _post(address: str, event: dict[str, Any]) -> None:

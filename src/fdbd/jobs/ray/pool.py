@@ -78,7 +78,11 @@ class Workers:
     @classmethod
     def of(cls, workers: Workers | int | None) -> Workers:
         """Deprecated: use `from_count`."""
-        warnings.warn("Workers.of is Workers.from_count", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "Workers.of is now Workers.from_count; the old name will be removed in 0.4",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         return cls.from_count(workers)
 
     def shared(self, guard: Guard, work: Callable[[Any], Any]) -> Shared:
