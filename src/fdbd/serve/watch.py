@@ -266,7 +266,7 @@ class Watch:
         return self.view()
 
     def _follow_acknowledgement(self, record: State) -> None:
-        moment = record.get("time")
+        moment: Any = record.get("time")
         if not _is_past(moment) or moment <= self._acknowledged_time():
             return
         self._acknowledged = record
