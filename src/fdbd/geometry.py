@@ -111,9 +111,8 @@ def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:
     """Distance (N,) to the nearest boundary and its class (N,), from the (N, C) output of
     `distances`.
 
-    >>> nearest_boundary(
-    ...     distances(torch.tensor([[3.0, 0.0]]), Head([[1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]]))
-    ... )
+    >>> head = Head([[1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]])
+    >>> nearest_boundary(distances(torch.tensor([[3.0, 0.0]]), head))
     (tensor([2.1213]), tensor([2]))
     """
     nearest = torch.where(distance.isnan(), torch.inf, distance).min(dim=1)

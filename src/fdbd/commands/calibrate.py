@@ -74,7 +74,9 @@ def calibrate(
         guard, data, engine, model=model, checkpoint=checkpoint, trust=trust_model, text=text
     )
     cautions = list(fresh.cautions)
-    review = alarms = table = None
+    review = None
+    alarms = None
+    table = None
     described: dict[str, Any] = {"data": "fresh data", "network_saw_them": "not stated"}
     if reviewed is not None:
         review = _review(reviewed, fresh, data)

@@ -35,10 +35,8 @@ class InputPerturbation(nn.Module):
             step is divided by it. None: images are in pixel units.
 
     >>> from fdbd.networks.classifier import Classifier
-    >>> images, classifier = (
-    ...     torch.rand(2, 3, 2, 2),
-    ...     Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3))),
-    ... )
+    >>> images = torch.rand(2, 3, 2, 2)
+    >>> classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
     >>> moved = InputPerturbation(0.0014)(images, classifier)
     >>> bool(((moved - images).abs() < 0.0015).all())
     True

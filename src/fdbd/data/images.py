@@ -280,11 +280,14 @@ def find_images(folder: str | os.PathLike[str]) -> Images:
             continue
         for entry in ordered:
             kind = _kind(entry)
-            if kind in piles:
-                piles[kind].append(f"{name}/{entry.name}" if name else entry.name)
-            else:
+            if kind not in piles:
                 skipped[kind] += 1
-    if not (names := sorted(piles["image"], key=lambda name: name.split("/"))):
+            elif name:
+                piles[kind].append(f"{name}/{entry.name}")
+            else:
+                piles[kind].append(entry.name)
+    names = sorted(piles["image"], key=lambda name: name.split("/"))
+    if not names:
         raise ValueError(
             f"{root} holds no image ({', '.join(sorted(EXTENSIONS))}){describe_skipped(skipped)}"
         )

@@ -20,9 +20,11 @@ def class_order(names: Sequence[str]) -> list[str]:
     >>> class_order(["10", "9", "1"]), class_order(["10", "9", "ant"])
     (['1', '9', '10'], ['10', '9', 'ant'])
     """
-    return sorted(
-        set(names), key=lambda name: (int(name), name) if _are_integers(names) else (0, name)
-    )
+    distinct = set(names)
+    if _are_integers(names):
+        # "1" and "01" are the same number: their text decides between them.
+        return sorted(distinct, key=lambda name: (int(name), name))
+    return sorted(distinct)
 
 
 def classes_by_folder(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64] | None]:

@@ -125,12 +125,14 @@ def shuffle_patches(images: Tensor, limits: Limits, generator: torch.Generator) 
     even = images
     if (tall, wide) != (height, width):
         even = _resize(images, tall, wide)
-    patches = even.reshape(count, channels, GRID, tall // GRID, GRID, wide // GRID)
-    patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    grid = even.reshape(count, channels, GRID, tall // GRID, GRID, wide // GRID)
+    # (count, number of the patch, channels, height and width of a patch)
+    patches = grid.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
     order = torch.rand(count, GRID * GRID, generator=generator).argsort(dim=1)
-    shuffled = torch.stack([patch[places] for patch, places in zip(patches, order)])
-    shuffled = shuffled.unflatten(1, (GRID, GRID)).permute(0, 3, 1, 4, 2, 5)
-    shuffled = shuffled.reshape(count, channels, tall, wide)
+    moved = torch.stack([patch[places] for patch, places in zip(patches, order)])
+    # And back to images.
+    grid = moved.unflatten(1, (GRID, GRID)).permute(0, 3, 1, 4, 2, 5)
+    shuffled: Tensor = grid.reshape(count, channels, tall, wide)
     if (tall, wide) != (height, width):
         shuffled = _resize(shuffled, height, width)
     return shuffled

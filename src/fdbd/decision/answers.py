@@ -34,9 +34,8 @@ class Decision(NamedTuple):
 
     >>> import fdbd
     >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(50, 3))])
-    >>> decision = guard.calibrate([fdbd.Batch(torch.rand(50, 3))], tpr=0.9).decide(
-    ...     fdbd.Batch(torch.rand(4, 3))
-    ... )
+    >>> guard = guard.calibrate([fdbd.Batch(torch.rand(50, 3))], tpr=0.9)
+    >>> decision = guard.decide(fdbd.Batch(torch.rand(4, 3)))
     >>> decision
     Decision(4 samples, 3 classes, ...
     >>> {name: tuple(value.shape) for name, value in decision._asdict().items()}
@@ -68,9 +67,9 @@ class Decision(NamedTuple):
         few of many samples takes many calibration samples n.
 
         >>> p_values = torch.tensor([0.001, 0.012, 0.3, 0.9])
-        >>> Decision(
-        ...     torch.zeros(4, 2), torch.zeros(4), torch.zeros(4), p_values, p_values < 0.5
-        ... ).discoveries(0.1)
+        >>> zeros = torch.zeros(4)
+        >>> decision = Decision(torch.zeros(4, 2), zeros, zeros, p_values, p_values < 0.5)
+        >>> decision.discoveries(0.1)
         tensor([ True,  True, False, False])
         """
         p_values = self.p_values.detach().double()
@@ -122,9 +121,8 @@ class Explanation(NamedTuple):
 
     >>> import fdbd
     >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(50, 3))])
-    >>> why = guard.calibrate([fdbd.Batch(torch.rand(400, 3))]).explain(
-    ...     fdbd.Batch(torch.tensor([[3.0, 1.0, 0.0]]))
-    ... )
+    >>> guard = guard.calibrate([fdbd.Batch(torch.rand(400, 3))])
+    >>> why = guard.explain(fdbd.Batch(torch.tensor([[3.0, 1.0, 0.0]])))
     >>> why.nearest, why.nearest_distance
     (tensor([1]), tensor([1.4142]))
     """

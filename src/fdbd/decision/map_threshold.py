@@ -118,11 +118,10 @@ class MapThreshold(nn.Module):
     >>> shares.add(torch.randn(200, 64, generator=torch.Generator().manual_seed(0)))
     >>> threshold = MapThreshold.from_shares(shares, alpha=0.1)
     >>> maps = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(1))
-    >>> (
-    ...     threshold.is_ood(maps).shape,
-    ...     threshold.image_threshold.is_ood(image_scores(maps.flatten(1))),
-    ... )
-    (torch.Size([2, 8, 8]), tensor([False, False]))
+    >>> threshold.is_ood(maps).shape
+    torch.Size([2, 8, 8])
+    >>> threshold.image_threshold.is_ood(image_scores(maps.flatten(1)))
+    tensor([False, False])
     """
 
     value: Tensor

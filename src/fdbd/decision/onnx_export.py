@@ -50,9 +50,8 @@ class ExportError(RuntimeError):
     """A guard cannot be written as ONNX, or ONNX Runtime does not agree with torch on it.
 
     >>> import fdbd
-    >>> guard = fdbd.Guard(nn.Sequential(nn.Linear(4, 3)), "odin").fit(
-    ...     [(torch.rand(9, 4), torch.arange(9) % 3)]
-    ... )
+    >>> guard = fdbd.Guard(nn.Sequential(nn.Linear(4, 3)), "odin")
+    >>> guard = guard.fit([(torch.rand(9, 4), torch.arange(9) % 3)])
     >>> export(guard, "guard.onnx", torch.rand(2, 4))
     Traceback (most recent call last):
     fdbd.decision.onnx_export.ExportError: odin follows the network's gradient ...

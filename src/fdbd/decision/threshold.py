@@ -138,10 +138,8 @@ class Threshold(nn.Module):
         least 1/alpha − 1 calibration samples (of each class). Vovk, Gammerman & Shafer,
         "Algorithmic Learning in a Random World", 2005.
 
-        >>> scores, threshold = (
-        ...     torch.tensor([0.5, 1.0]),
-        ...     Threshold.conformal(torch.arange(1.0, 20.0), alpha=0.05),
-        ... )
+        >>> scores = torch.tensor([0.5, 1.0])
+        >>> threshold = Threshold.conformal(torch.arange(1.0, 20.0), alpha=0.05)
         >>> threshold.p_values(scores), threshold.is_ood(scores)
         (tensor([0.0500, 0.1000]), tensor([ True, False]))
         """

@@ -55,10 +55,8 @@ class Ensemble(Detector):
         combine: how p-values are combined.
         weights: a positive number for each detector; only their ratios matter. None: all the same.
 
-    >>> z, head = (
-    ...     torch.randn(200, 4, generator=torch.Generator().manual_seed(0)),
-    ...     Head(torch.eye(4), torch.zeros(4)),
-    ... )
+    >>> z = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    >>> head = Head(torch.eye(4), torch.zeros(4))
     >>> ensemble = Ensemble(["fdbd", "energy"]).fit(Batch(z[:100]), head).calibrate(Batch(z[100:]))
     >>> ensemble.score(Batch(z[:3])).shape
     torch.Size([3])

@@ -46,9 +46,8 @@ class KPCA(Detector):
     >>> import fdbd
     >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
     >>> detector = fdbd.create("kpca", components=32).fit(Batch(features), Head(torch.eye(3)))
-    >>> detector.score(
-    ...     Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
-    ... ).argmax()  # the first is known
+    >>> known_and_unknown = Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
+    >>> detector.score(known_and_unknown).argmax()
     tensor(0)
     """
 

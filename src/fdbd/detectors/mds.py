@@ -236,14 +236,11 @@ class MDSPlusPlus(SharedCovariance):
     Args:
         beta: β from 0 (`MDS`) to 1, the published MDS++.
 
-    >>> features, labels = (
-    ...     4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3),
-    ...     torch.arange(3).repeat(20),
-    ... )
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> labels = torch.arange(3).repeat(20)
     >>> detector = MDSPlusPlus().fit(Batch(features, None, labels), Head(torch.eye(3)))
-    >>> detector.score(
-    ...     Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
-    ... ).argmax()  # the first is known
+    >>> known_and_unknown = Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
+    >>> detector.score(known_and_unknown).argmax()
     tensor(0)
     """
 

@@ -40,9 +40,8 @@ class NECO(Detector):
 
     >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
     >>> detector = NECO().fit(Batch(features), Head(torch.eye(3)))
-    >>> detector.score(
-    ...     Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
-    ... ).argmax()  # the first is known
+    >>> known_and_unknown = Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
+    >>> detector.score(known_and_unknown).argmax()
     tensor(0)
     """
 

@@ -76,11 +76,11 @@ def create(name: str, **options: object) -> Detector:
     """
     *shapings, detector_kind = _kinds(name)
     kinds = [*shapings, detector_kind]
-    given = _options_by_part(name, kinds, options)
-    detector: Any = detector_kind(**given[len(shapings)])
-    of_shaped = given[-1]
-    for index in reversed(range(len(shapings))):
-        shaping = create_shaping(shapings[index].name, detector_kind, **given[index])
+    *of_shapings, of_detector, of_shaped = _options_by_part(name, kinds, options)
+    detector: Any = detector_kind(**of_detector)
+    # From the inside to the outside: the last shaping stands next to the detector.
+    for kind, of_shaping in reversed(list(zip(shapings, of_shapings))):
+        shaping = create_shaping(kind.name, detector_kind, **of_shaping)
         detector = Shaped(shaping, detector, **of_shaped)
         # `mean` is about the detector, so it goes to the shaping next to it alone.
         of_shaped = {}

@@ -29,14 +29,11 @@ class RMDS(Detector):
     classes are left out of both distances, and classes without samples out of the minimum.
 
     >>> import torch
-    >>> features, labels = (
-    ...     4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3),
-    ...     torch.arange(3).repeat(20),
-    ... )
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> labels = torch.arange(3).repeat(20)
     >>> detector = RMDS().fit(Batch(features, None, labels), Head(torch.eye(3)))
-    >>> detector.score(
-    ...     Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
-    ... ).argmax()  # the first is known
+    >>> known_and_unknown = Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
+    >>> detector.score(known_and_unknown).argmax()
     tensor(0)
     """
 
@@ -92,14 +89,11 @@ class RMDSPlusPlus(RMDS):
     sample.
 
     >>> import torch
-    >>> features, labels = (
-    ...     4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3),
-    ...     torch.arange(3).repeat(20),
-    ... )
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> labels = torch.arange(3).repeat(20)
     >>> detector = RMDSPlusPlus().fit(Batch(features, None, labels), Head(torch.eye(3)))
-    >>> detector.score(
-    ...     Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
-    ... ).argmax()  # the first is known
+    >>> known_and_unknown = Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
+    >>> detector.score(known_and_unknown).argmax()
     tensor(0)
     """
 

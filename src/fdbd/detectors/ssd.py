@@ -49,14 +49,11 @@ class SSD(SharedCovariance):
             the few thousand samples with the smallest hashes, so the result depends neither on
             chance nor on the order of the data.
 
-    >>> features, labels = (
-    ...     4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3),
-    ...     torch.arange(3).repeat(20),
-    ... )
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> labels = torch.arange(3).repeat(20)
     >>> detector = SSD().fit(Batch(features, None, labels), Head(torch.eye(3)))
-    >>> detector.score(
-    ...     Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
-    ... ).argmax()  # the first is known
+    >>> known_and_unknown = Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
+    >>> detector.score(known_and_unknown).argmax()
     tensor(0)
     """
 

@@ -44,14 +44,11 @@ class TemperatureScaling(Detector):
             rounds to 1 in float32 for most in-distribution samples of a good network; guards saved
             by version 0.1.0 use it.
 
-    >>> features, labels = (
-    ...     4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3),
-    ...     torch.arange(3).repeat(20),
-    ... )
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> labels = torch.arange(3).repeat(20)
     >>> detector = TemperatureScaling().fit(Batch(features, None, labels), Head(torch.eye(3)))
-    >>> detector.score(
-    ...     Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
-    ... ).argmax()  # the first is known
+    >>> known_and_unknown = Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))
+    >>> detector.score(known_and_unknown).argmax()
     tensor(0)
     """
 

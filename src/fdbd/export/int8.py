@@ -39,9 +39,8 @@ _PRODUCTS = ["Conv", "Gemm", "MatMul"]
 class Shift(NamedTuple):
     """What 8 bits did, on the calibration samples that set the threshold.
 
-    >>> Shift(
-    ...     samples=400, accepted=0.9, accepted_before=0.86, accepted_after=0.9, disagree=0.01
-    ... ).disagree
+    >>> shift = Shift(400, accepted=0.9, accepted_before=0.86, accepted_after=0.9, disagree=0.01)
+    >>> shift.disagree
     0.01
     """
 

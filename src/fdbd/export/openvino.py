@@ -51,9 +51,8 @@ def export_openvino(
     >>> import fdbd, torch
     >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([Batch(torch.rand(50, 3))])
     >>> guard = guard.calibrate([Batch(torch.rand(50, 3))], tpr=0.9)
-    >>> export_openvino(
-    ...     guard, Path(tempfile.mkdtemp(), "guard.xml"), Batch(torch.rand(4, 3))
-    ... ).path.name
+    >>> path = Path(tempfile.mkdtemp(), "guard.xml")
+    >>> export_openvino(guard, path, Batch(torch.rand(4, 3))).path.name
     'guard.xml'
     """
     openvino = require("openvino", "openvino")

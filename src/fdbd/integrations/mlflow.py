@@ -27,10 +27,8 @@ def save_model(guard: str | os.PathLike[str], path: str | os.PathLike[str], **op
 
     >>> import fdbd, mlflow, tempfile, torch
     >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(50, 3))])
-    >>> file, folder = (
-    ...     Path(tempfile.mkdtemp(), "guard.safetensors"),
-    ...     Path(tempfile.mkdtemp(), "model"),
-    ... )
+    >>> file = Path(tempfile.mkdtemp(), "guard.safetensors")
+    >>> folder = Path(tempfile.mkdtemp(), "model")
     >>> guard.calibrate([fdbd.Batch(torch.rand(50, 3))], tpr=0.9).save(file)
     >>> save_model(file, folder)
     >>> list(mlflow.pyfunc.load_model(str(folder)).predict(torch.rand(4, 3).numpy()))[:2]

@@ -64,9 +64,8 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
     >>> from sklearn.datasets import load_digits
     >>> X, y = load_digits(return_X_y=True)
     >>> model = OODDetector(LogisticRegression(max_iter=5000), tpr=0.95).fit(X[y < 8], y[y < 8])
-    >>> bool(
-    ...     model.predict(X[y < 8]).mean() > model.predict(X[y >= 8]).mean()
-    ... )  # +1 familiar, −1 not
+    >>> familiar = model.predict(X[y < 8]).mean()  # +1 familiar, −1 not
+    >>> bool(familiar > model.predict(X[y >= 8]).mean())
     True
     >>> model.predict_class(X[:3])
     array([0, 1, 2])

@@ -339,18 +339,21 @@ class _Tap:
         )
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *others: Any) -> None:
-        """`others` are keyword arguments and the output; the output alone where a tool
-        (quantisation) has copied the hook to a module of its own."""
+        """`others` are keyword arguments and the output; the output alone if a tool (quantisation)
+        has copied the hook to a module of its own."""
         calls = self.recorder.traced if torch.compiler.is_compiling() else self.recorder.local.calls
-        if calls is not None:
-            given = (*args, *(others[0].values() if len(others) > 1 else ()))
-            calls.append((self.name, given[0] if given else None, others[-1]))
+        if calls is None:
+            return
+        given = list(args)
+        if len(others) > 1:
+            given.extend(others[0].values())
+        first = given[0] if given else None
+        calls.append((self.name, first, others[-1]))
 
 
 _MODE_LOCK = threading.Lock()
-_BORROWED: dict[
-    int, tuple[list[int], set[nn.Module]]
-] = {}  # id of a model: calls under way, its training modules
+_BORROWED: dict[int, tuple[list[int], set[nn.Module]]] = {}
+"""By the id of a model: the calls under way, and its modules that were in training mode."""
 
 
 @contextlib.contextmanager
@@ -446,10 +449,14 @@ def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
         return _with_tensors(batch), None
     if not batch:
         raise ValueError("the batch is an empty tuple, expected (inputs,) or (inputs, labels)")
-    inputs, labels = (
-        split_batch(batch[0]) if isinstance(batch[0], Mapping) else (_with_tensors(batch[0]), None)
-    )
-    return inputs, _as_labels(batch[1]) if len(batch) > 1 else labels
+    if isinstance(batch[0], Mapping):
+        inputs, labels = split_batch(batch[0])
+    else:
+        inputs = _with_tensors(batch[0])
+        labels = None
+    if len(batch) > 1:
+        labels = _as_labels(batch[1])
+    return inputs, labels
 
 
 def _explain_inputs(inputs: Any, layer: nn.Module, error: Exception) -> str | None:
@@ -508,9 +515,8 @@ def rows_finite(inputs: Any) -> Tensor | None:
     A mask, by its name, may hold −inf. Tensors whose first size is not that of the first tensor
     belong to no sample.
 
-    >>> rows_finite(
-    ...     {"image": torch.tensor([[1.0, 2.0], [3.0, torch.inf]]), "ids": torch.tensor([1, 2])}
-    ... )
+    >>> images = torch.tensor([[1.0, 2.0], [3.0, torch.inf]])
+    >>> rows_finite({"image": images, "ids": torch.tensor([1, 2])})
     tensor([ True, False])
     """
     found: Tensor | None = None

@@ -93,7 +93,9 @@ class FoundHead:
         parts = []
         for name in self.layers:
             rows = inputs[name]
-            parts.append(F.normalize(rows, dim=1) if name in self._on_sphere else rows)
+            if name in self._on_sphere:
+                rows = F.normalize(rows, dim=1)
+            parts.append(rows)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def logits(self, outputs: Mapping[str, Tensor]) -> Tensor:
