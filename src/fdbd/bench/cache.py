@@ -305,8 +305,8 @@ class _EntryFolder:
         return found
 
     def check(self) -> list[tuple[int | None, str]]:
-        """Reads every byte and strikes off what is damaged: the number of each shard (None: all of
-        them) and why."""
+        """Read every byte, and mark what is damaged as missing. Returns the number of each damaged
+        shard (None: all of them) and what is wrong with it."""
         problems: list[tuple[int | None, str]] = []
         try:
             arrays = self._maps("r")
@@ -322,7 +322,8 @@ class _EntryFolder:
                     record["sha256"] = None
         except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError) as error:
             problems = [(None, f"manifest or arrays are damaged ({one_line(error)})")]
-            self.files, self.shards = {}, []
+            self.files = {}
+            self.shards = []
         if problems:
             self._record()
         return problems

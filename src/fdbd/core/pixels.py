@@ -226,9 +226,8 @@ def import_pillow() -> Any:
 def _upright_rgb(image: Image) -> Image:
     from PIL import ImageOps
 
-    with contextlib.suppress(
-        Exception
-    ):  # malformed EXIF says nothing about the pixels, which are whole
+    # Malformed EXIF says nothing about the pixels, which are whole.
+    with contextlib.suppress(Exception):
         image = ImageOps.exif_transpose(image) or image
     if image.mode == "F":
         raise ValueError("floating-point images have no fixed range")
@@ -237,4 +236,6 @@ def _upright_rgb(image: Image) -> Image:
         if values.size and (values.min() < 0 or values.max() > 65535):
             raise ValueError("32-bit images have no fixed range")
         image = import_pillow().fromarray(((values + 128) // 257).astype(np.uint8))
-    return image if image.mode == "RGB" else image.convert("RGB")
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    return image

@@ -73,11 +73,8 @@ def fetch(repo: str, revision: str | None = None, token: str | None = None) -> P
                 f"the folder {repo!r} holds no {FILE}: was it written by push_to_hub?"
             )
         return path
-    return Path(
-        require("huggingface_hub", "hub").hf_hub_download(
-            repo, FILE, revision=revision, token=token
-        )
-    )
+    hub = require("huggingface_hub", "hub")
+    return Path(hub.hf_hub_download(repo, FILE, revision=revision, token=token))
 
 
 def card(guard: Guard, metrics: Mapping[str, float]) -> str:

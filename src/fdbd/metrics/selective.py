@@ -289,9 +289,12 @@ def total_of(influences: Influences) -> float:
 def _with_interval(
     decisions: Decisions, influences: Influences, confidence: float, worst: Any
 ) -> Estimate:
-    """The measure, with an interval on the logit scale. If there is no failure, the upper limit is
-    that of the largest share of failures which a sample of this size misses with probability
-    1 − confidence, all of them above the other samples (`worst` of that share)."""
+    """The measure, with an interval on the logit scale.
+
+    If no sample is a failure, there may still be failures that the sample has missed. The largest
+    share of them that a sample of this size misses with probability 1 − confidence gives the upper
+    limit: `worst` of that share, as if all of them scored above the other samples.
+    """
     expect("confidence", confidence, 0 < confidence < 1, "a fraction between 0 and 1")
     value = total_of(influences)
     total = len(decisions.scores)

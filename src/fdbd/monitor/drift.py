@@ -113,6 +113,7 @@ class DriftTest:
         return p
 
     def _bet(self, p: float) -> None:
+        """Bet every stake on the next p-value, and add up what they have become."""
         self.count += 1
         share = 0.25 / len(_BETS) / self.horizon * self.unit
         stakes = []
@@ -122,15 +123,19 @@ class DriftTest:
         self.stakes = stakes
         capital = sum(self.stakes) + 0.5 * (1 - self.count / self.horizon) * self.unit
         self.log_martingale = math.log(capital) + self.log_unit
-        # Stakes stay within what a float holds: a fortune, or one that is lost again; zero would
-        # have no logarithm.
-        if capital > _HUGE or (capital < 1 / _HUGE and self.log_unit > 0):
-            factor = 1 / _HUGE if capital > _HUGE else _HUGE
-            self.stakes = [stake * factor for stake in self.stakes]
-            self.log_unit = max(0.0, self.log_unit - math.log(factor))
-            self.unit = math.exp(-self.log_unit)
+        if capital > _HUGE:
+            self._change_unit(1 / _HUGE)
+        elif capital < 1 / _HUGE and self.log_unit > 0:
+            self._change_unit(_HUGE)
         self.peak = max(self.peak, self.log_martingale)
         self.alarm = self.alarm or self.log_martingale >= -math.log(self.delta)
+
+    def _change_unit(self, factor: float) -> None:
+        """Count stakes in another unit, so that they stay within what a float holds: they may
+        become a fortune, and lose it again."""
+        self.stakes = [stake * factor for stake in self.stakes]
+        self.log_unit = max(0.0, self.log_unit - math.log(factor))
+        self.unit = math.exp(-self.log_unit)
 
     def state(self) -> dict[str, Any]:
         """Everything but the scores, as JSON takes it; with ``reference`` it restores the test bit

@@ -337,7 +337,11 @@ def _from_library(
     how: str,
     **options: Any,
 ) -> _Published:
-    """A model of torchvision or timm; `how` one gets the file of its weights by hand."""
+    """A model of torchvision or timm.
+
+    Args:
+        how: what an error says of getting the file of its weights by hand.
+    """
 
     def load() -> nn.Module:
         which = f"the published weights of {name}"

@@ -75,9 +75,12 @@ class Augment:
         return draws
 
     def apply(self, images: Tensor, draws: Draws, size: int | None = None) -> Tensor:
-        """images: float (N, 3, H, W) in [0, 1]; same range and shape, or of side `size` if there is
-        a random crop: a resized crop is sampled at that side, a plain one is a smaller window and
-        keeps the pixels as they are."""
+        """Change images, float (N, 3, H, W) in [0, 1], as was drawn for each. The range stays.
+
+        Args:
+            size: the side of the results, if images are cropped: a resized crop is sampled at that
+                side, a plain crop is a window of that side. None: as the images.
+        """
         draws = {key: value.to(images.device) for key, value in draws.items()}
         if "size" in draws:
             images = _resized_crop(images, draws, size)

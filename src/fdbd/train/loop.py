@@ -265,13 +265,7 @@ class _Run:
         """This process's part of the next joint batch: `views` copies of its images, normalised,
         and the labels."""
         config = self.config
-        epoch, place = divmod(self.step, self.epoch_steps)
-        if epoch != self.ordered_epoch:
-            shuffle = torch.Generator().manual_seed(_seed(config.seed, 1, epoch))
-            self.order = torch.randperm(len(self.data), generator=shuffle)
-            self.ordered_epoch = epoch
-        joint = self.order[place * config.batch_size : (place + 1) * config.batch_size]
-        chosen = joint[self.rows]
+        chosen = self._next_rows()
         images = read(self.data, chosen, self.device)
         size = None
         if config.sizes:
@@ -286,6 +280,18 @@ class _Run:
         batch = normalise(torch.cat(views), config.mean, config.std)
         labels = self.labels[chosen].to(self.device)
         return batch.contiguous(memory_format=torch.channels_last), labels
+
+    def _next_rows(self) -> Tensor:
+        """Which images are this process's part of the next joint batch. Each epoch has a random
+        order of its own, the same in all processes."""
+        config = self.config
+        epoch, place = divmod(self.step, self.epoch_steps)
+        if epoch != self.ordered_epoch:
+            shuffle = torch.Generator().manual_seed(_seed(config.seed, 1, epoch))
+            self.order = torch.randperm(len(self.data), generator=shuffle)
+            self.ordered_epoch = epoch
+        joint = self.order[place * config.batch_size : (place + 1) * config.batch_size]
+        return joint[self.rows]
 
     def advance(self) -> None:
         """One optimiser step."""

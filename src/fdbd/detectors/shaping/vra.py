@@ -61,17 +61,15 @@ class VRA(Shaping):
         last = coarse.count - 1
         low_place = self.low / 100 * last
         high_place = self.high / 100 * last
-        cells = []
-        ranks_in_cell = []
+        ranks = []
         for place in (low_place, high_place):
             below = int(place)
-            above = min(below + 1, last)
-            for rank in (below, above):
-                cell, rank_in_cell = coarse.find(rank)
-                cells.append(cell)
-                ranks_in_cell.append(rank_in_cell)
-        fine = yield _FeatureBins(head.num_features, torch.stack(cells))
-        values = [fine.value(level, rank) for level, rank in enumerate(ranks_in_cell)]
+            ranks += [below, min(below + 1, last)]
+        # The first pass finds the bin that holds each rank, the second divides that bin.
+        found = [coarse.find(rank) for rank in ranks]
+        cells = torch.stack([cell for cell, _ in found])
+        fine = yield _FeatureBins(head.num_features, cells)
+        values = [fine.value(level, rank) for level, (_, rank) in enumerate(found)]
         alpha = torch.lerp(values[0], values[1], low_place % 1)
         beta = torch.lerp(values[2], values[3], high_place % 1)
         if self.fit_dtype == torch.float64:
