@@ -10,6 +10,7 @@ import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,3 +82,52 @@ def browser() -> Iterator[Any]:
         found = playwright.chromium.launch(executable_path=chromium, args=arguments)
         yield found
         found.close()
+
+
+INTENTS = ("music", "weather", "other")
+INTENT_WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "play",
+    "a",
+    "song",
+    "what",
+    "is",
+    "the",
+    "weather",
+]
+
+
+@pytest.fixture(scope="session")
+def intents_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as save_pretrained writes it: a small BERT that gives texts one of three intents."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    path = tmp_path_factory.mktemp("intents")
+    vocabulary = {word: number for number, word in enumerate(INTENT_WORDS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]"}
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, sep_token="[SEP]", model_max_length=12, **special
+    )
+    fast.save_pretrained(path)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(INTENT_WORDS),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        id2label=dict(enumerate(INTENTS)),
+        label2id={name: number for number, name in enumerate(INTENTS)},
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained(path)
+    return path

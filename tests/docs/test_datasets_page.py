@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fdbd
-from fdbd.networks.hugging_face import TextTokenizer
+from fdbd.core.tokenizer import TextTokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "datasets.md"
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fdbd
+from fdbd.core.tokenizer import TextTokenizer
 from fdbd.decision.guard_file import open_guard
 from fdbd.networks.by_name import model_by_name, model_runs_code
-from fdbd.networks.hugging_face import TextTokenizer
 
 pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")

@@ -16,14 +16,23 @@ if TYPE_CHECKING:
 
 ROWS = 4
 """Rows that the graph is verified on."""
+TEXTS = (
+    "What is the weather like in Paris tomorrow?",
+    "Please cancel my order from yesterday, it has not arrived and I do not need it any more.",
+    "Play some music.",
+    "12:30, gate B7",
+)
+"""Texts of various lengths that a graph is verified on if no others are given."""
 
 
 def export(
     guard: Path = options.GUARD,
     out: Path = opt(Path("guard.onnx"), "An .onnx file; or an .xml file, for OpenVINO."),
     example: Path | None = opt(
-        None, "An image, or an .npz or .parquet of features, to verify it on; default: noise."
+        None,
+        "An image, or a file of features or texts, to verify it on; default: noise or some texts.",
     ),
+    text: str | None = opt(None, "The column of texts in the example."),
     features: bool = opt(False, "A graph that takes features, without the model.", "--features"),
     int8: bool = opt(False, "Run the network in 8 bits; asks for --calibration.", "--int8"),
     calibration: str | None = opt(
@@ -70,7 +79,10 @@ def export(
     )
     if opened.guard.classifier is not None:
         opened.guard.classifier.autocast = None
-    inputs = _noise(opened) if example is None else _first_rows(opened, example)
+    if example is None:
+        inputs = _noise(opened) if opened.tokenizer is None else opened.tokenizer.encoder()(TEXTS)
+    else:
+        inputs = _first_rows(opened, example, text)
     asked: dict[str, object] = {
         "class_names": opened.class_names or None,
         "opset": OPSET if opset is None else opset,
@@ -78,11 +90,15 @@ def export(
     if calibration is not None:
         asked["data"] = _loader(opened, calibration)
         asked["disagreement"] = max_disagreement
+    if opened.tokenizer is not None and (int8 or out.suffix.lower() == ".xml"):
+        raise ValueError("a guard of texts is exported as .onnx, without --int8")
     result = write(opened.guard, out, inputs, **asked)
     _report(opened, out, result, as_json)
 
 
-def _loader(opened: OpenedGuard, data: str, workers: int | None = None) -> Loader:
+def _loader(
+    opened: OpenedGuard, data: str, workers: int | None = None, text: str | None = None
+) -> Loader:
     """Data for this guard, images with labels if they have any."""
     from fdbd.data.images import Images
     from fdbd.data.inputs import open_rows
@@ -90,23 +106,29 @@ def _loader(opened: OpenedGuard, data: str, workers: int | None = None) -> Loade
     from fdbd.jobs.fitting import Loader
     from fdbd.jobs.scoring import Engine
 
-    rows = open_rows(data, "test")
+    rows = open_rows(data, "test", text)
     head = opened.guard.detector.head
     labels = None
     if isinstance(rows, Images):
         labels = match_classes(rows, head.num_classes, opened.class_names).labels
-    return Loader(rows, head, opened.preprocess, Engine(workers=workers), labels)
+    preparation = opened.preprocess if opened.tokenizer is None else opened.tokenizer
+    return Loader(rows, head, preparation, Engine(workers=workers), labels)
 
 
-def _first_rows(opened: OpenedGuard, example: Path) -> Tensor:
+def _first_rows(opened: OpenedGuard, example: Path, text: str | None) -> Tensor | dict[str, Tensor]:
     """The first rows of the user's example, as the guard takes them."""
     from fdbd.core.batch import Batch
 
-    first: Any = next(iter(_loader(opened, str(example), workers=1)), None)
+    first: Any = next(iter(_loader(opened, str(example), 1, text)), None)
     if first is None:
         raise ValueError(f"{str(example)!r} holds nothing to verify the graph on")
-    inputs: Tensor = first.features if isinstance(first, Batch) else first[0]
-    return inputs[:ROWS].clone()
+    if isinstance(first, Batch):
+        return first.features[:ROWS].clone()
+    inputs, _ = first
+    if isinstance(inputs, dict):
+        return {name: tensor[:ROWS].clone() for name, tensor in inputs.items()}
+    images: Tensor = inputs[:ROWS].clone()
+    return images
 
 
 def _noise(opened: OpenedGuard) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fdbd.commands import model_and_data, options
 from fdbd.commands.options import opt
 
 if TYPE_CHECKING:
     from fdbd.decision.choice import Auto
+    from fdbd.decision.guard import Guard
     from fdbd.jobs.fitting import Fitted
 
 HELD_OUT = (
@@ -69,11 +70,14 @@ def fit(
     `fdbd fit timm:resnet50 ./train --calibration ./val --alpha 0.05`,
     `fdbd fit cifar10-ce ./train --calibration ./fresh --detector auto --held-out ./other`,
     `fdbd fit train.parquet --head head.npz --calibration fresh.parquet`,
-    `fdbd fit hf:./intents train.csv --text query --label intent --calibration fresh.csv`
+    `fdbd fit hf:./intents train.csv --text query --label intent --calibration fresh.csv`,
+    `fdbd fit sentences:all-MiniLM-L6-v2 train.csv --text query --label intent --alpha 0.05`
     """
     from fdbd.decision.threshold import Target
     from fdbd.jobs.fitting import fit_files
     from fdbd.jobs.scoring import Engine
+    from fdbd.jobs.sentences import fit_sentences
+    from fdbd.networks.sentence_model import sentence_transformer
     from fdbd.util.files import check_place
 
     if ":" in detector:
@@ -84,8 +88,30 @@ def fit(
             "detector)"
         )
     check_place(out)
-    share = _holdout(holdout, network_never_saw_data, calibration)
     where = Engine(engine.value, address, device, batch_size, workers)
+    named = f"{shaping}+{detector}" if shaping else detector
+    target = Target(tpr=tpr, alpha=alpha, per_class=per_class)
+    encoder = _sentence_encoder(sources, head)
+    if encoder is not None:
+        if holdout is not None and calibration is not None:
+            raise ValueError(
+                "--holdout is a share of DATA to calibrate on: leave --calibration out"
+            )
+        fitted = fit_sentences(
+            sentence_transformer(encoder),
+            sources[1],
+            calibration,
+            where,
+            holdout=holdout,
+            detector=_detector(named, budget),
+            text=text,
+            label=label,
+            **target,
+        )
+        fitted.guard.save(out)
+        _report(fitted, out, calibration, held_out, as_json)
+        return
+    share = _holdout(holdout, network_never_saw_data, calibration)
     given = model_and_data.read(
         "fit",
         sources,
@@ -96,7 +122,6 @@ def fit(
         trust=trust_model,
         device=where.home,
     )
-    named = f"{shaping}+{detector}" if shaping else detector
     fitted = fit_files(
         given.source,
         given.data,
@@ -109,10 +134,27 @@ def fit(
         autocast=autocast,
         text=text,
         label=label,
-        **Target(tpr=tpr, alpha=alpha, per_class=per_class),
+        **target,
     )
     fitted.guard.save(out)
     _report(fitted, out, calibration, held_out, as_json)
+
+
+def _sentence_encoder(sources: list[str], head: str | None) -> str | None:
+    """The sentence encoder whose classes are to be learned; None: the model is another one."""
+    from fdbd.networks.by_name import SENTENCES
+
+    model, _ = model_and_data.names("fit", sources, head)
+    source, _, encoder = (model or "").partition(":")
+    return encoder if source == SENTENCES else None
+
+
+def _names_sentence_encoder(guard: Guard) -> bool:
+    """Whether the guard's classifier was fitted by this command."""
+    from fdbd.networks.by_name import SENTENCES
+
+    origin: Any = guard.about.get("model") or {}
+    return str(origin.get("name")).startswith(f"{SENTENCES}:")
 
 
 def _detector(name: str, budget: str | None) -> str | Auto:
@@ -174,6 +216,8 @@ def _report(
         where_from = f"of {calibration}"
         if calibration is None:
             where_from = "held out, which you confirmed the network never saw"
+            if _names_sentence_encoder(guard):
+                where_from = "held out, which the classifier was fitted without"
         options.say(
             f"{out}: {guard.detector.label} fitted on {fitted.training.num_given:,} rows, "
             "calibrated on "

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 _SOURCES = (
     "MODEL is a zoo name, timm:NAME, torchvision:NAME, package.module:factory or a .pt2 file; it "
-    "is left out with --head FILE; hf:FOLDER_OR_NAME is a model of texts. DATA to fit on, best the "
-    "network's training data: a folder of images (one folder per class), an .npz of images, the "
-    "name of a dataset, a .parquet, .npz or .csv of features, or with --text a .csv, .jsonl or "
-    ".parquet of texts."
+    "is left out with --head FILE; hf:FOLDER_OR_NAME is a model of texts, and "
+    "sentences:FOLDER_OR_NAME a sentence encoder, such as all-MiniLM-L6-v2, whose classes fdbd fit "
+    "learns from DATA. DATA to fit on, best the network's training data: a folder of images (one "
+    "folder per class), an .npz of images, the name of a dataset, a .parquet, .npz or .csv of "
+    "features, or with --text a .csv, .jsonl or .parquet of texts."
 )
 _HEAD = (
     "For features without a model: an .npz or .safetensors with weight (C, P) and bias (C,). With "
@@ -56,7 +57,7 @@ def read(
     from fdbd.jobs.fitting import read_head
     from fdbd.networks.by_name import model_by_name
 
-    model, data = _names(command, sources, head)
+    model, data = names(command, sources, head)
     if model is None:
         assert head is not None
         return ModelAndData(read_head(head), data, head, None)
@@ -71,7 +72,7 @@ def read(
     return ModelAndData(named, data, model, head)
 
 
-def _names(command: str, sources: list[str], head: str | None) -> tuple[str | None, str]:
+def names(command: str, sources: list[str], head: str | None) -> tuple[str | None, str]:
     """The model, or None if a file holds the head; and the data."""
     is_head_file = head is not None and head.lower().endswith((".npz", ".safetensors"))
     if len(sources) > 2:

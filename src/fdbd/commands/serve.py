@@ -58,6 +58,9 @@ def serve(
         "Megapixels of an image. A JPEG that has more is decoded at a fraction of its size.",
         min=0.001,
     ),
+    max_text: int = opt(
+        65_536, "Characters of a text; a model reads its first few hundred words.", min=1
+    ),
     state: Path | None = opt(
         None, "A folder for the monitor's state; default: GUARD.state beside the guard."
     ),
@@ -107,6 +110,7 @@ def serve(
         memory=None if memory is None else memory * MEGABYTE,
         max_body=max_body * MEGABYTE,
         max_pixels=round(max_pixels * 1_000_000),
+        max_text=max_text,
         samples=0 if no_samples else Settings.samples,
     )
     first = Path(next(iter(guards.values())))

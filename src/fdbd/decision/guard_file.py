@@ -16,6 +16,7 @@ from fdbd.core.batch import Head
 from fdbd.core.configuration import NotFittedError, from_config
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.core.preprocessing import Preprocess
+from fdbd.core.tokenizer import TextTokenizer
 from fdbd.decision import hub
 from fdbd.decision.choice import share_head
 from fdbd.decision.guard import Guard, warn_of_other_weights
@@ -26,7 +27,7 @@ from fdbd.decision.threshold import Threshold
 from fdbd.detectors import Detector, Ensemble
 from fdbd.fitting.overlap import Sketch
 from fdbd.kernels.threads import run_apart
-from fdbd.networks.by_name import NamedModel, model_by_name, model_runs_code
+from fdbd.networks.by_name import SENTENCES, NamedModel, model_by_name, model_runs_code
 from fdbd.networks.classifier import PRECISIONS
 from fdbd.networks.find_head import HeadName
 from fdbd.util.devices import device_of
@@ -45,6 +46,13 @@ class OpenedGuard(NamedTuple):
     class_names: tuple[str, ...]
     sha256: str = ""
     """Of the file's content: identifies the guard."""
+
+    @property
+    def tokenizer(self) -> TextTokenizer | None:
+        """How the guard's model takes texts; None if it takes none."""
+        if self.guard.classifier is None:
+            return None
+        return TextTokenizer.from_model(self.guard.about.get("model"))
 
 
 def load(
@@ -199,13 +207,29 @@ def _find_model(
     # A forged number would have a network of any size built: the head in the file is what there is.
     if num_classes is not None:
         _check_classes(path, num_classes, tensors)
-    found = model_by_name(name, checkpoint, num_classes=num_classes, trust=trust, device=device)
+    found = model_by_name(
+        name,
+        checkpoint,
+        num_classes=num_classes,
+        trust=trust,
+        device=device,
+        head=_read_head(tensors) if name.startswith(f"{SENTENCES}:") else None,
+    )
     if origin.get("weights") not in (None, found.origin["weights"]):
         raise artifact.ArtifactError(
             f"the weights of {os.fspath(checkpoint or name)!r} are not those that {_shown(path)} "
             "was fitted with: give the right --checkpoint, or fit a new guard"
         )
     return found
+
+
+def _read_head(tensors: dict[str, Tensor]) -> Head | None:
+    """The head that a detector in the file keeps; None if there is none."""
+    for name, weight in tensors.items():
+        bias = tensors.get(f"{name.removesuffix('weight')}bias")
+        if name.endswith("head_weight") and bias is not None:
+            return Head(weight, bias)
+    return None
 
 
 def _check_classes(

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Inputs
+from fdbd.core.tokenizer import TextTokenizer
 from fdbd.decision.export_record import ExportRecord
 from fdbd.decision.maps import ONLY_IN_PYTHON
 from fdbd.decision.threshold import Threshold
@@ -101,7 +102,7 @@ def export(
     graph = Graph(guard, example)
     # The draft first, so that a missing folder is an error before the work.
     with beside(target) as draft:
-        description = _describe(guard, class_names, opset)
+        description = _describe(guard, class_names, opset, graph.by_name)
         model = _trace(graph, opset)
         note = ""
         if graph.shorter is not None and _has_fixed_length(model):
@@ -114,8 +115,11 @@ def export(
     return ExportRecord((target,), runtime_name, trials, TOLERANCE, largest, note=note)
 
 
-def _describe(guard: Guard, class_names: Sequence[str] | None, opset: int) -> dict[str, object]:
+def _describe(
+    guard: Guard, class_names: Sequence[str] | None, opset: int, takes_texts: bool
+) -> dict[str, object]:
     """What the file says of itself; see `metadata`."""
+    tokenizer = TextTokenizer.from_model(guard.about.get("model")) if takes_texts else None
     threshold = guard.stages.require_threshold()
     scores = np.sort(threshold.calibration.double().cpu().numpy())
     names = None
@@ -133,6 +137,7 @@ def _describe(guard: Guard, class_names: Sequence[str] | None, opset: int) -> di
         "calibration": base64.b64encode(scores.tobytes()).decode(),
         "promise": threshold.guarantee,
         "preprocess": guard.about.get("preprocess"),
+        "tokenizer": None if tokenizer is None else tokenizer.to_dict(),
         "p_value_resolution": 0.0,
     }
 
@@ -147,8 +152,9 @@ def save(model: Any, description: Mapping[str, Any], path: Path) -> None:
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What an exported file says of itself: version (of the library), id and guard_version (of the
-    guard), opset, detector, head, threshold, class_names, p_value_resolution, preprocess, promise,
-    and calibration: the sorted scores, as base64 of little-endian float64. No graph is run. Other
+    guard), opset, detector, head, threshold, class_names, p_value_resolution, preprocess, tokenizer
+    (of a guard of texts, as `fdbd.core.tokenizer.TextTokenizer.to_dict` gives it), promise, and
+    calibration: the sorted scores, as base64 of little-endian float64. No graph is run. Other
     languages find it in the model's custom metadata, JSON under keys that start with ``fdbd.``
 
     >>> metadata("missing.onnx")  # `export` shows it with a file

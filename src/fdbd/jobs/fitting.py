@@ -99,15 +99,15 @@ def fit_files(
     rows = open_rows(data, split, text, label)
     preparation = preparation_for(source, rows, data)
     kept_apart = _kept_apart(rows, data, calibration, holdout)
-    other = rows if calibration is None else _open_calibration(calibration, text, label)
+    other = rows if calibration is None else open_calibration(calibration, text, label)
     is_held_out = kept_apart is not None
 
     class_names = source.class_names if isinstance(source, NamedModel) else ()
     num_classes = guard.head.num_classes
-    fit_match = _match(rows, num_classes, class_names, None)
+    fit_match = match_rows(rows, num_classes, class_names, None)
     calibration_match = fit_match
     if not is_held_out:
-        calibration_match = _match(other, num_classes, class_names, fit_match)
+        calibration_match = match_rows(other, num_classes, class_names, fit_match)
 
     training = Loader(rows, guard.head, preparation, engine, fit_match.labels)
     calibrating = Loader(other, guard.head, preparation, engine, calibration_match.labels)
@@ -116,7 +116,7 @@ def fit_files(
         calibrating.choose(kept_apart)
     weighing = None
     if held_out is not None:
-        fresh = _open_calibration(held_out, text, None)
+        fresh = open_calibration(held_out, text, None)
         weighing = Loader(fresh, guard.head, preparation, engine)
         _check_not_empty(weighing, "weigh detectors")
     _check_not_empty(training, "fit")
@@ -125,11 +125,11 @@ def fit_files(
     guard.about = {"class_names": class_names_of(class_names, fit_match, num_classes)}
 
     _run(guard, training, weighing, calibrating, engine, **target)
-    _describe(guard, source, preparation, calibrating, is_held_out)
+    describe(guard, source, preparation, calibrating, is_held_out)
     cautions = list(fit_match.cautions)
     if not is_held_out:
         cautions += calibration_match.cautions
-    cautions += _cautions(guard, data, is_held_out)
+    cautions += cautions_of(guard, data, is_held_out)
     return Fitted(guard, training, calibrating, cautions)
 
 
@@ -195,7 +195,7 @@ def _kept_apart(
     return shuffled < round(holdout * len(rows))
 
 
-def _open_calibration(calibration: str, text: str | None, label: str | None) -> Rows:
+def open_calibration(calibration: str, text: str | None, label: str | None) -> Rows:
     """The calibration data. Texts need no labels there."""
     if text is not None and label is not None:
         rows = open_rows(calibration, "test", text)
@@ -205,7 +205,7 @@ def _open_calibration(calibration: str, text: str | None, label: str | None) -> 
     return open_rows(calibration, "test", text, label)
 
 
-def _match(
+def match_rows(
     rows: Rows, num_classes: int, class_names: Sequence[str], fit: Matched | None
 ) -> Matched:
     """The labels of images or texts as classes of the model. Files of features bring their own."""
@@ -261,7 +261,7 @@ def _run(
     by these rows in between, in this process."""
     workers = engine.cluster()
     with warnings.catch_warnings():
-        # `_cautions` says it, with what else there is to know.
+        # `cautions_of` says it, with what else there is to know.
         warnings.simplefilter("ignore", FewCalibrationSamplesWarning)
         if workers is None:
             guard.fit(training, held_out=weighing, progress=engine.progress)
@@ -272,7 +272,7 @@ def _run(
             fit_loaders(guard, training, calibrating, workers, held_out=weighing, **target)
 
 
-def _describe(
+def describe(
     guard: Guard,
     source: NamedModel | Head,
     preparation: Preparation | None,
@@ -297,7 +297,7 @@ def _describe(
             guard.about["preprocess"] = own.to_dict()
 
 
-def _cautions(guard: Guard, data: str, is_held_out: bool) -> list[str]:
+def cautions_of(guard: Guard, data: str, is_held_out: bool) -> list[str]:
     """What to know before the guard is trusted, a sentence each."""
     cautions = []
     few = guard.stages.require_threshold().caution
@@ -347,7 +347,7 @@ class Loader:
 
     Args:
         rows: of a file or folder.
-        head: that the features suit.
+        head: that features suit; None for texts.
         preparation: from an image or a text to what the model takes; None for features.
         engine: how many rows are a batch, and how many processes decode.
         labels: (N,) class indices of images or texts, or None. Features come with those of their
@@ -363,7 +363,7 @@ class Loader:
     def __init__(
         self,
         rows: Rows,
-        head: Head,
+        head: Head | None,
         preparation: Preparation | None,
         engine: Engine,
         labels: NDArray[np.int64] | None = None,
@@ -375,7 +375,9 @@ class Loader:
                 f"{rows.source} are {given}, expected {expected} like those of the fit"
             )
         self.rows = rows
-        self.widths = Widths(head.num_features, head.num_classes)
+        self.widths = Widths(0, 0)
+        if head is not None:
+            self.widths = Widths(head.num_features, head.num_classes)
         self.preparation = preparation
         self.engine = engine
         self.labels = labels

@@ -25,7 +25,7 @@ from fdbd.fitting.overlap import Sketch
 from fdbd.jobs.classes import match_classes
 from fdbd.jobs.fitting import Loader
 from fdbd.jobs.scored import ScoredRows, holds_scores, read_scored
-from fdbd.jobs.scoring import Engine, Preparation, tokenizer_of
+from fdbd.jobs.scoring import Engine, Preparation
 from fdbd.metrics.proportion import Proportion
 from fdbd.util.progress import track
 
@@ -90,7 +90,7 @@ def read_fresh(
         labels = match_classes(rows, head.num_classes, opened.class_names).labels
     preparation: Preparation | None = opened.preprocess
     if isinstance(rows, TextRows):
-        preparation = tokenizer_of(opened)
+        preparation = opened.tokenizer
     loader = Loader(rows, opened.guard.detector.head, preparation, engine, labels)
     return _from_loader(opened, loader)
 

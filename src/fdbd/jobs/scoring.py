@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fdbd.core.preprocessing import Preprocess
+from fdbd.core.tokenizer import TextTokenizer
 from fdbd.data.columns import ENDINGS, ColumnFile, TextRows, open_columns
 from fdbd.data.decoding import in_order, prepare
 from fdbd.data.features import FeatureRows, RowBatch, Widths
@@ -25,7 +26,6 @@ from fdbd.data.inputs import Rows, open_rows
 from fdbd.decision.guard_file import OpenedGuard, open_guard
 from fdbd.decision.rows import Decided, decide_rows, text_column
 from fdbd.jobs.output import Output
-from fdbd.networks.hugging_face import TextTokenizer
 from fdbd.util.files import refuse_overlap
 from fdbd.util.progress import Bar
 
@@ -221,7 +221,7 @@ class Scoring:
     @cached_property
     def tokenizer(self) -> TextTokenizer | None:
         """How texts are prepared; None if the model takes none."""
-        return tokenizer_of(self.opened)
+        return self.opened.tokenizer
 
     @property
     def preparation(self) -> Preparation | None:
@@ -366,15 +366,6 @@ def _kept_column(values: list[Any], kind: str) -> Any:
     types: dict[str, Any] = {"int64": np.int64, "double": np.float64, "bool": np.bool_}
     numbers = [0 if value is None else value for value in values]
     return np.ma.array(np.array(numbers, types[kind]), mask=is_missing)
-
-
-def tokenizer_of(opened: OpenedGuard) -> TextTokenizer | None:
-    """How a guard's model takes texts, as its file says; None if it takes none."""
-    origin = opened.guard.about.get("model")
-    if opened.guard.classifier is None or not isinstance(origin, Mapping):
-        return None
-    described = origin.get("tokenizer")
-    return None if described is None else TextTokenizer.from_dict(described)
 
 
 def read_batches(

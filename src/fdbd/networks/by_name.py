@@ -14,20 +14,26 @@ from typing import Any
 import torch
 from torch import nn
 
+from fdbd.core.batch import Head
 from fdbd.core.class_names import CLASS_NAMES
 from fdbd.core.preprocessing import Preprocess
+from fdbd.core.tokenizer import TextTokenizer
 from fdbd.networks.checkpoint import read_weights
 from fdbd.networks.exported import load_exported
 from fdbd.networks.factories import create, list_models
 from fdbd.networks.find_head import find_heads
-from fdbd.networks.hugging_face import TextTokenizer, hugging_face_model
+from fdbd.networks.hugging_face import hugging_face_model
 from fdbd.networks.public import public_network
+from fdbd.networks.sentence_model import sentence_transformer
 from fdbd.networks.wrapped import weights_hash
 from fdbd.networks.zoo import list_zoo, zoo, zoo_card
 from fdbd.util.devices import choose_device
 from fdbd.util.extras import require
 from fdbd.util.files import data_roots, downloads_allowed
 from fdbd.util.terminal import one_line
+
+SENTENCES = "sentences"
+"""The source of sentence encoders, which need a head."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,7 @@ def model_by_name(
     trust: bool = False,
     named_by: str | os.PathLike[str] | None = None,
     allow_untrained: bool = False,
+    head: Head | None = None,
 ) -> NamedModel:
     """The model that a name stands for, with weights: the same in every command, config and guard
     file. ValueError if there is no such model, or no weights for it.
@@ -92,9 +99,9 @@ def model_by_name(
             `fdbd.networks.public.NETWORKS`; ``timm:NAME`` or ``torchvision:NAME``, or such a name
             alone, with its published weights (torchvision's ``NAME.WEIGHTS`` chooses among
             several); ``hf:FOLDER_OR_NAME``, a sequence classifier of Hugging Face's transformers
-            with its tokenizer; one of `fdbd.networks.list_models()`; ``package.module:factory``,
-            also from the current folder, whose factory may bring its own weights; or a ``.pt2``
-            file of `torch.export`.
+            with its tokenizer; ``sentences:FOLDER_OR_NAME``, a sentence encoder, with `head`; one
+            of `fdbd.networks.list_models()`; ``package.module:factory``, also from the current
+            folder, whose factory may bring its own weights; or a ``.pt2`` file of `torch.export`.
         checkpoint: weights, as `fdbd.networks.load_checkpoint` reads them, as the path stands or
             below ``FDBD_DATA``.
         num_classes: C; None: as the checkpoint or the published weights have it.
@@ -106,13 +113,14 @@ def model_by_name(
             None: the user.
         allow_untrained: take random weights, with a warning, if there are no others, instead of
             raising.
+        head: the classifier on top of a sentence encoder, which has none of its own.
     """
     if model_runs_code(name) and named_by is not None and not trust:
         raise ValueError(
             f"{os.fspath(named_by)!r} names the model {name}, which is code to run: say that you "
             "trust it (--trust-model), or name the model yourself"
         )
-    published = _find_published(name, trust)
+    published = _find_published(name, trust, head)
     origin: dict[str, Any] = {"name": _absolute(name)}
     if checkpoint is not None:
         if published is not None and published.architecture is None:
@@ -192,7 +200,7 @@ def _without_weights(name: str, num_classes: int | None, allow_untrained: bool) 
 def model_runs_code(name: str) -> bool:
     """Whether building the model runs code that its name chooses: a factory, or a ``.pt2`` file."""
     source, _, rest = name.partition(":")
-    return _is_export(name) or (bool(rest) and source not in _SOURCES)
+    return _is_export(name) or (bool(rest) and source not in (*_SOURCES, SENTENCES))
 
 
 def _is_export(name: str) -> bool:
@@ -202,16 +210,18 @@ def _is_export(name: str) -> bool:
 def _absolute(name: str) -> str:
     """The name as a guard file keeps it: paths of files and folders in full."""
     source, _, rest = name.partition(":")
-    if source == "hf" and Path(rest).expanduser().is_dir():
-        return f"hf:{Path(rest).expanduser().absolute()}"
+    if source in ("hf", SENTENCES) and Path(rest).expanduser().is_dir():
+        return f"{source}:{Path(rest).expanduser().absolute()}"
     return os.path.abspath(name) if _is_export(name) else name
 
 
-def _find_published(name: str, trust: bool) -> _Published | None:
+def _find_published(name: str, trust: bool, head: Head | None) -> _Published | None:
     """What is published under a name, with or without its source; None: nothing, or a factory."""
     source, _, rest = name.partition(":")
     if _is_export(name):
         return _Published(lambda: load_exported(name, trust=trust), f"{name}, a torch.export file")
+    if source == SENTENCES and rest:
+        return _sentences(rest, head)
     if rest:
         find = _SOURCES.get(source)
         return None if find is None else find(rest)
@@ -256,6 +266,21 @@ def _hugging_face(name: str) -> _Published:
         weights=f"hf:{name}, published weights",
         num_classes=found.num_classes,
         class_names=found.class_names,
+        tokenizer=found.tokenizer,
+    )
+
+
+def _sentences(name: str, head: Head | None) -> _Published:
+    if head is None:
+        raise ValueError(
+            f"{SENTENCES}:{name} is a sentence encoder without classes of its own: fdbd fit finds "
+            "them from labelled texts (--text, --label), and a guard's file keeps them"
+        )
+    found = sentence_transformer(name)
+    return _Published(
+        load=lambda: found.with_head(head),
+        weights=f"{SENTENCES}:{name} with the head of the guard",
+        num_classes=head.num_classes,
         tokenizer=found.tokenizer,
     )
 

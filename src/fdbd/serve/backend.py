@@ -9,6 +9,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from fdbd.core.pixels import decode
 from fdbd.core.preprocessing import Preprocess
+from fdbd.core.tokenizer import TextEncoder, TextTokenizer
 from fdbd.util.extras import require
 from fdbd.util.files import hash_file
+
+Rows = NDArray[Any]
+"""(N, …) images or features in float32, or texts as `fdbd.core.tokenizer.TextEncoder.row` gives
+them."""
 
 OUTPUTS = {
     "logits": ("FP32", "<f4"),
@@ -71,9 +77,9 @@ class Backend(ABC):
     promise: str
     """What its threshold promises, in one sentence."""
     input_name: str
-    """"images" or "features"."""
+    """"images", "features" or "texts"."""
     row_shape: tuple[int, ...]
-    """Of the input."""
+    """Of a row that is decided: a prepared image, features, or an encoded text."""
     num_classes: int
     class_names: tuple[str, ...]
     """One per class, or none."""
@@ -85,6 +91,10 @@ class Backend(ABC):
     """The share of in-distribution samples that the threshold rejects, as it was set."""
     preprocess: Preprocess | None = None
     """None: encoded images are not taken."""
+    tokenizer: TextTokenizer | None = None
+    """None: texts are not taken."""
+    encoder: TextEncoder | None = None
+    """That of the tokenizer."""
     usual_value: float = 0.0
     """A value as the input has it, for batches that only try whether the guard works."""
     enter: Callable[[int], object] | None = None
@@ -98,12 +108,26 @@ class Backend(ABC):
             )
         return self.preprocess.array([decode(image, name="the image")]).reshape(self.row_shape)
 
+    def take_texts(self, tokenizer: TextTokenizer) -> None:
+        """Note that this guard takes texts, and how they are encoded."""
+        self.tokenizer = tokenizer
+        self.encoder = tokenizer.encoder()
+        self.input_name = "texts"
+        self.row_shape = self.encoder.row_shape
+
+    def trial_rows(self, count: int) -> Rows:
+        """Rows that only try whether the guard works. Texts are as long as the model takes them, so
+        that it is known how much memory a batch needs."""
+        if self.encoder is not None:
+            return self.encoder.longest_rows(count)
+        return np.full((count, *self.row_shape), self.usual_value, np.float32)
+
     @abstractmethod
-    def decide(self, rows: NDArray[np.float32]) -> Answers:
+    def decide(self, rows: Rows) -> Answers:
         """The decisions on (N, *row_shape)."""
 
     @abstractmethod
-    def explain(self, rows: NDArray[np.float32], nearest: int) -> list[Reason]:
+    def explain(self, rows: Rows, nearest: int) -> list[Reason]:
         """The nearest boundaries of each row. ValueError if this guard cannot explain."""
 
 
@@ -115,11 +139,8 @@ class OnnxBackend(Backend):
         path = os.fspath(path)
         self._session = _open_session(path, threads)
         about = _metadata(self._session, path)
-        inputs = self._session.get_inputs()
-        if len(inputs) != 1:
-            raise ValueError(f"{path!r} takes {len(inputs)} inputs, a service can give it one")
-        self.input_name = inputs[0].name
-        self.row_shape = tuple(_size(size, path) for size in inputs[0].shape[1:])
+        self._takes_any_length = True
+        self._open_inputs(path, about)
         self.num_classes = _size(self._session.get_outputs()[0].shape[1], path)
         self.class_names = tuple(about["class_names"] or ())
         self.calibration = np.frombuffer(base64.b64decode(about["calibration"]), "<f8").copy()
@@ -136,15 +157,44 @@ class OnnxBackend(Backend):
         if about.get("preprocess") is not None:
             self.preprocess = Preprocess.from_dict(about["preprocess"])
 
-    def decide(self, rows: NDArray[np.float32]) -> Answers:
+    def _open_inputs(self, path: str, about: dict[str, Any]) -> None:
+        """Set what the guard takes: one tensor, or texts for a graph of token ids and masks."""
+        inputs = self._session.get_inputs()
+        described = about.get("tokenizer")
+        if described is None:
+            if len(inputs) != 1:
+                raise ValueError(
+                    f"{path!r} takes {len(inputs)} inputs and has no tokenizer inside, a service "
+                    "can give it one"
+                )
+            self.input_name = inputs[0].name
+            self.row_shape = tuple(_size(size, path) for size in inputs[0].shape[1:])
+            return
+        tokenizer = TextTokenizer.from_dict(described)
+        names = [each.name for each in inputs]
+        if set(names) != set(tokenizer.inputs):
+            raise ValueError(
+                f"{path!r} takes {', '.join(names)}, and its tokenizer gives "
+                f"{', '.join(tokenizer.inputs)}: export it again"
+            )
+        length = inputs[0].shape[1]
+        self._takes_any_length = not isinstance(length, int)
+        if not self._takes_any_length:
+            tokenizer = replace(tokenizer, max_tokens=length)
+        self.take_texts(tokenizer)
+
+    def decide(self, rows: Rows) -> Answers:
         """The graph's answers."""
-        found = self._session.run([*OUTPUTS], {self.input_name: rows})
+        given: dict[str, Any] = {self.input_name: rows}
+        if self.encoder is not None:
+            given = self.encoder.inputs_of(rows, cut=self._takes_any_length)
+        found = self._session.run([*OUTPUTS], given)
         logits, labels, scores, p_values, is_ood = found
         scores = scores.astype(np.float64)
         p_values = p_values.astype(np.float64)
         return Answers(logits, labels, scores, p_values, is_ood)
 
-    def explain(self, rows: NDArray[np.float32], nearest: int) -> list[Reason]:
+    def explain(self, rows: Rows, nearest: int) -> list[Reason]:
         """An exported graph holds decisions, not distances."""
         raise ValueError(
             "an ONNX graph cannot explain its decisions: serve the guard's own file to explain"

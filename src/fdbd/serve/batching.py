@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from fdbd.serve.backend import Answers
 
 log = logging.getLogger("fdbd.serve")
 
-Rows = NDArray[np.float32]
+Rows = NDArray[Any]
 Answer = asyncio.Future[Answers]
 SLOW = 0.05
 """Seconds per batch from which on a model is slow."""

@@ -107,6 +107,15 @@ class Client:
         found: list[dict[str, object]] = answer["decisions"]
         return found
 
+    def decide_text(
+        self, text: str, *, guard: str | None = None, explain: bool = False
+    ) -> dict[str, object]:
+        """The decision on one text."""
+        content = json.dumps({"text": text}).encode()
+        path = _path(guard, explain)
+        found: dict[str, object] = self._ask("POST", path, content, "application/json")
+        return found
+
     def status(self, guard: str | None = None) -> dict[str, object]:
         """What the service's page shows: the guard, its monitor, the latest rejected images."""
         query = "" if guard is None else f"?{urllib.parse.urlencode({'guard': guard})}"

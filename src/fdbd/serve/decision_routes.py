@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,10 +15,11 @@ from starlette.routing import Route
 
 from fdbd.serve import inference_protocol
 from fdbd.serve.asked import Asked, asked_of, checked, file_of_form, read_body
-from fdbd.serve.backend import Answers, finite
+from fdbd.serve.backend import Answers, Rows, finite
 from fdbd.serve.follow_up import FollowUp
 from fdbd.serve.guards import ServedGuard, guard_header, guard_of_model, named_guard
 from fdbd.serve.process import ServingProcess
+from fdbd.serve.texts import read_texts, rows_of_texts
 
 NEAREST = 5
 """Boundaries that an explanation names."""
@@ -49,12 +49,15 @@ class DecisionRoutes:
         ]
 
     async def decide(self, request: Request) -> Response:
-        """One image, as multipart or raw bytes; or JSON `{"features": [[…], …]}`."""
+        """One image, as multipart or raw bytes; or JSON `{"features": [[…], …]}`, or
+        `{"text": "…"}`."""
         guard = named_guard(request, self._process.guards)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         explain = request.query_params.get("explain", "").lower() in ("1", "true", "yes")
         if guard.backend.input_name == "features":
             return await self._decide_features(request, guard, kind, explain)
+        if guard.backend.encoder is not None:
+            return await self._decide_texts(request, guard, kind, explain)
         return await self._decide_image(request, guard, kind, explain)
 
     async def _decide_features(
@@ -73,6 +76,27 @@ class DecisionRoutes:
         self._follow_up.record(asked, guard, answers, body)
         self._follow_up.ask_shadow(asked, guard, answers, rows, None)
         return JSONResponse({"decisions": decisions}, headers=guard_header(guard))
+
+    async def _decide_texts(
+        self, request: Request, guard: ServedGuard, kind: str, explain: bool
+    ) -> Response:
+        if kind != "application/json":
+            wanted = 'JSON such as {"text": "…"}, as application/json'
+            raise HTTPException(415, f"this guard takes texts: send {wanted}")
+        body = await read_body(request, self._settings.max_body)
+        asked = asked_of(request.scope)
+        read = lambda body, backend: read_texts(body)  # noqa: E731
+        texts, is_list = await self._parse(asked, body, read, guard.backend)
+        self._check_count(len(texts))
+        rows = await rows_of_texts(texts, guard.backend, asked, self._process)
+        answers = await self._answers(request, guard, rows)
+        decisions = _decisions(guard, answers)
+        if explain:
+            await self._explain(asked, guard, rows, decisions)
+        self._follow_up.record(asked, guard, answers, body)
+        self._follow_up.ask_shadow(asked, guard, answers, rows, None, texts)
+        content = {"decisions": decisions} if is_list else decisions[0]
+        return JSONResponse(content, headers=guard_header(guard))
 
     async def _decide_image(
         self, request: Request, guard: ServedGuard, kind: str, explain: bool
@@ -123,9 +147,13 @@ class DecisionRoutes:
             return inference_protocol.read(body, length, backend)
 
         inference = await self._parse(asked, body, read, guard.backend, json_bytes)
-        answers = await self._answers(request, guard, inference.rows)
+        rows: Rows | None = inference.rows
+        if rows is None:
+            self._check_count(len(inference.texts))
+            rows = await rows_of_texts(inference.texts, guard.backend, asked, self._process)
+        answers = await self._answers(request, guard, rows)
         self._follow_up.record(asked, guard, answers, body)
-        self._follow_up.ask_shadow(asked, guard, answers, inference.rows, None)
+        self._follow_up.ask_shadow(asked, guard, answers, rows, None, inference.texts)
         content, headers = inference_protocol.write(guard.name, inference, answers)
         return Response(content, headers={**headers, **guard_header(guard)})
 
@@ -156,15 +184,10 @@ class DecisionRoutes:
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
 
-    async def _answers(
-        self, request: Request, guard: ServedGuard, rows: NDArray[np.float32]
-    ) -> Answers:
+    async def _answers(self, request: Request, guard: ServedGuard, rows: Rows) -> Answers:
         """The answers on rows, unless the queue is full, the deadline passes or the client
         leaves."""
-        most = self._settings.queue
-        if len(rows) > most:
-            reason = f"the request has {len(rows)} rows, at most {most} are taken at once"
-            raise HTTPException(413, reason)
+        self._check_count(len(rows))
         asked = asked_of(request.scope)
         asked.memory.take(inference_protocol.memory_of_answer(len(rows), guard.backend))
         answer = guard.batcher.submit(rows)
@@ -179,11 +202,17 @@ class DecisionRoutes:
             answer.cancel()
             leaving.cancel()
 
+    def _check_count(self, rows: int) -> None:
+        most = self._settings.queue
+        if rows > most:
+            reason = f"the request has {rows} rows, at most {most} are taken at once"
+            raise HTTPException(413, reason)
+
     async def _explain(
         self,
         asked: Asked,
         guard: ServedGuard,
-        rows: NDArray[np.float32],
+        rows: Rows,
         decisions: list[dict[str, Any]],
     ) -> None:
         """Add the nearest boundaries to decisions."""

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from fdbd.core.pixels import Pixels, thumbnail
 from fdbd.serve.asked import Asked
-from fdbd.serve.backend import Answers
+from fdbd.serve.backend import Answers, Rows
 from fdbd.serve.decisions import DecisionLog
 from fdbd.serve.guards import ServedGuard, record_of
 from fdbd.serve.process import ServingProcess
+from fdbd.serve.texts import rows_of_texts
 
 log = logging.getLogger("fdbd.serve")
 
@@ -78,8 +79,9 @@ class FollowUp:
         asked: Asked,
         guard: ServedGuard,
         answers: Answers,
-        rows: NDArray[np.float32],
+        rows: Rows,
         content: bytes | None,
+        texts: list[str] | None = None,
     ) -> None:
         """Have the shadow decide the same rows, if it keeps up. The answer does not wait for it."""
         shadow = guard.shadow
@@ -90,7 +92,9 @@ class FollowUp:
             return
         guard.pending_for_shadow += 1
         asked.memory.hold()
-        self._process.spawn(self._decide_by_shadow(asked, guard, shadow, answers, rows, content))
+        self._process.spawn(
+            self._decide_by_shadow(asked, guard, shadow, answers, rows, content, texts)
+        )
 
     async def _decide_by_shadow(
         self,
@@ -98,10 +102,13 @@ class FollowUp:
         guard: ServedGuard,
         shadow: ServedGuard,
         answers: Answers,
-        rows: NDArray[np.float32],
+        rows: Rows,
         content: bytes | None,
+        texts: list[str] | None,
     ) -> None:
         try:
+            if texts and shadow.backend.tokenizer != guard.backend.tokenizer:
+                rows = await rows_of_texts(texts, shadow.backend, asked, self._process)
             if content is not None and shadow.backend.preprocess != guard.backend.preprocess:
                 rows = await self._rows_of_shadow(asked, shadow, content)
             found = await asyncio.wait_for(

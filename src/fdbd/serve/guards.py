@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from fdbd.serve.asked import asked_of
-from fdbd.serve.backend import Answers, Backend
+from fdbd.serve.backend import Answers, Backend, Rows
 from fdbd.serve.batching import Batcher
 from fdbd.serve.inference_protocol import VERSION
 from fdbd.serve.settings import Settings
@@ -99,10 +98,9 @@ class ServedGuard:
         names = self.backend.class_names
         return names[label] if names else None
 
-    def _trial_rows(self, count: int) -> NDArray[np.float32]:
+    def _trial_rows(self, count: int) -> Rows:
         """Rows that nobody asked about."""
-        shape = (count, *self.backend.row_shape)
-        return np.full(shape, self.backend.usual_value, np.float32)
+        return self.backend.trial_rows(count)
 
 
 @dataclass

@@ -93,6 +93,10 @@ class ImageDecoder:
         while it waits for its turn."""
         return await self._run(self._threads, asked, function, *arguments)
 
+    async def run_large(self, asked: Asked, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The same in the thread in which large inputs wait for each other."""
+        return await self._run(self._for_large, asked, function, *arguments)
+
     async def _run(
         self,
         threads: ThreadPoolExecutor,

@@ -23,7 +23,9 @@ HEADER_LENGTH = "inference-header-content-length"
 VERSION = "1"
 """The version of every model: a guard's own version stands in its metadata."""
 DATATYPE = "FP32"
-"""Of every input, as the metadata declare it."""
+"""Of images and features, as the metadata declare it."""
+TEXT_DATATYPE = "BYTES"
+"""Of texts, which are in UTF-8."""
 _FAST_FROM = 1_000_000
 """Bytes of JSON from which on a parser is used that is several times faster and, unlike Python's,
 takes no NaN and no infinity."""
@@ -33,7 +35,9 @@ class Inference(NamedTuple):
     """A request, read and checked."""
 
     id: str | None
-    rows: NDArray[np.float32]
+    rows: NDArray[np.float32] | None
+    """None: the input are texts, which still have to be encoded."""
+    texts: list[str]
     outputs: list[tuple[str, bool]]
     """The outputs asked for, each with whether it is wanted as bytes."""
 
@@ -41,6 +45,10 @@ class Inference(NamedTuple):
 def describe(name: str, backend: Backend) -> dict[str, Any]:
     """The model's metadata."""
     shape = [-1, *backend.row_shape]
+    datatype = DATATYPE
+    if backend.tokenizer is not None:
+        shape = [-1]
+        datatype = TEXT_DATATYPE
     outputs = []
     for output, (kind, _) in OUTPUTS.items():
         output_shape = [-1, backend.num_classes] if output == "logits" else [-1]
@@ -49,7 +57,7 @@ def describe(name: str, backend: Backend) -> dict[str, Any]:
         "name": name,
         "versions": [VERSION],
         "platform": "fdbd",
-        "inputs": [{"name": backend.input_name, "datatype": DATATYPE, "shape": shape}],
+        "inputs": [{"name": backend.input_name, "datatype": datatype, "shape": shape}],
         "outputs": outputs,
         "parameters": {"guard_id": backend.id, "guard_version": backend.version},
     }
@@ -104,8 +112,13 @@ def read(body: bytes, header_length: str | None, backend: Backend) -> Inference:
     identity = request.get("id")
     if identity is not None and not isinstance(identity, str):
         raise ValueError("the request's id is not a string")
-    rows = _tensor(inputs[0], body[length:], backend)
-    return Inference(identity, rows, _wanted(request))
+    rows = None
+    texts: list[str] = []
+    if backend.tokenizer is not None:
+        texts = _texts(inputs[0], body[length:], backend)
+    else:
+        rows = _tensor(inputs[0], body[length:], backend)
+    return Inference(identity, rows, texts, _wanted(request))
 
 
 def _wanted(request: dict[str, Any]) -> list[tuple[str, bool]]:
@@ -249,6 +262,72 @@ def _tensor(tensor: dict[str, Any], tail: bytes, backend: Backend) -> NDArray[np
     else:
         values = _tensor_from_bytes(tail, stated, count)
     return values.reshape(shape)
+
+
+def _texts(tensor: dict[str, Any], tail: bytes, backend: Backend) -> list[str]:
+    """The texts of a tensor of BYTES: strings in its data, or bytes that each follow their length
+    as four bytes, the lowest first."""
+    name = tensor.get("name")
+    kind = tensor.get("datatype")
+    shape = tensor.get("shape")
+    if name != backend.input_name:
+        raise ValueError(f"there is no input {name!r:.40}, expected {backend.input_name!r}")
+    if kind != TEXT_DATATYPE:
+        raise ValueError(
+            f"the datatype is {kind!r:.20}, expected {TEXT_DATATYPE}: the texts in UTF-8"
+        )
+    is_column = isinstance(shape, list) and len(shape) == 2 and shape[1] == 1
+    if not _is_shape(shape, [-1, 1] if is_column else [-1]):
+        raise ValueError(
+            f"the shape is {shape!r:.80}, expected [N] or [N, 1] with at least one row"
+        )
+    assert isinstance(shape, list)
+    stated = _parameter(tensor, "binary_data_size")
+    if stated is not None:
+        texts = _texts_from_bytes(tail, stated)
+    elif tail:
+        raise ValueError("the body has bytes after its JSON, but no tensor is binary")
+    else:
+        texts = _texts_from_list(tensor.get("data"))
+    if len(texts) != shape[0]:
+        raise ValueError(f"data hold {len(texts)} texts, the shape needs {shape[0]}")
+    return texts
+
+
+def _texts_from_list(data: object) -> list[str]:
+    wrong = ValueError("data are not texts: expected a list of strings")
+    if not isinstance(data, list):
+        raise wrong
+    texts = []
+    for value in data:
+        # Of the shape [N, 1], each text may be a list of its own.
+        text = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if not isinstance(text, str):
+            raise wrong
+        texts.append(text)
+    return texts
+
+
+def _texts_from_bytes(tail: bytes, stated: object) -> list[str]:
+    if type(stated) is not int or stated != len(tail):
+        raise ValueError(
+            f"binary_data_size is {stated!r:.20}, and the body has {len(tail)} bytes of data"
+        )
+    texts = []
+    place = 0
+    while place < len(tail):
+        start = place + 4
+        length = int.from_bytes(tail[place:start], "little")
+        place = start + length
+        if start > len(tail) or place > len(tail):
+            raise ValueError(
+                "the binary data end within a text: each follows its length in 4 bytes"
+            )
+        try:
+            texts.append(tail[start:place].decode())
+        except UnicodeDecodeError:
+            raise ValueError(f"text {len(texts)} is not UTF-8") from None
+    return texts
 
 
 def _is_shape(shape: object, expected: list[int]) -> bool:

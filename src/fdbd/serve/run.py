@@ -151,12 +151,15 @@ def _loader(
 def _shadow(service: Service, path: str, backend: Backend) -> ServedGuard:
     shadow = backend_of(service, path)
     takes_images = backend.preprocess is not None and shadow.preprocess is not None
+    takes_texts = backend.tokenizer is not None
     if shadow.input_name != backend.input_name:
         raise ValueError(
             f"the shadow takes {shadow.input_name}, the guard {backend.input_name}: they must take "
             "the same"
         )
-    if shadow.row_shape != backend.row_shape and not takes_images:
+    # Images and texts are prepared for each of the two as it needs them.
+    is_prepared = takes_images or takes_texts
+    if shadow.row_shape != backend.row_shape and not is_prepared:
         raise ValueError(
             f"the shadow takes rows of {list(shadow.row_shape)}, the guard of "
             f"{list(backend.row_shape)}: they must take the same"

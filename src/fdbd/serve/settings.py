@@ -33,6 +33,8 @@ class Settings:
     """Number of a request's headers."""
     max_pixels: int = 16_000_000
     """Pixels of an image, as it is decoded."""
+    max_text: int = 65_536
+    """Characters of a text. A model reads the first few hundred tokens of it."""
     connections: int = 512
     """Open connections of a process."""
     memory: int | None = None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fdbd.core.batch import Batch
 from fdbd.decision.guard_file import OpenedGuard
 from fdbd.decision.maps import ONLY_IN_PYTHON
-from fdbd.serve.backend import Answers, Backend, Reason
+from fdbd.serve.backend import Answers, Backend, Reason, Rows
 
 
 class TorchBackend(Backend):
@@ -26,7 +25,10 @@ class TorchBackend(Backend):
             raise ValueError(
                 "the guard has no threshold, so it cannot decide: calibrate it with fdbd fit"
             )
-        if self.preprocess is None:
+        tokenizer = opened.tokenizer
+        if tokenizer is not None:
+            self.take_texts(tokenizer)
+        elif self.preprocess is None:
             self.input_name = "features"
             self.row_shape = (detector.head.num_features,)
         else:
@@ -41,14 +43,14 @@ class TorchBackend(Backend):
         self.name = f"{detector.label}, {threshold.kind} threshold at {threshold.target:g}"
         self.id = opened.guard.id
         self.version = str(opened.guard.version)
-        if opened.guard.stages.record.inputs is not None:
+        if opened.guard.stages.record.inputs is not None and tokenizer is None:
             low, high = opened.guard.stages.record.inputs
             self.usual_value = (low + high) / 2
         threads = torch.get_num_threads()
         if threads > 1 and detector.head.weight.device.type == "cpu":
             self.enter = lambda sharing: torch.set_num_threads(max(1, threads // sharing))
 
-    def decide(self, rows: NDArray[np.float32]) -> Answers:
+    def decide(self, rows: Rows) -> Answers:
         """The guard's decisions."""
         with torch.inference_mode():
             decision = self._guard(self._inputs(rows))
@@ -61,7 +63,7 @@ class TorchBackend(Backend):
             is_ood.numpy(),
         )
 
-    def explain(self, rows: NDArray[np.float32], nearest: int) -> list[Reason]:
+    def explain(self, rows: Rows, nearest: int) -> list[Reason]:
         """The nearest decision boundaries of each row."""
         with torch.inference_mode():
             why = self._guard.explain(self._inputs(rows))
@@ -71,6 +73,9 @@ class TorchBackend(Backend):
         shares = why.shares.gather(1, order)
         return list(zip(order.tolist(), distances.tolist(), shares.tolist()))
 
-    def _inputs(self, rows: NDArray[np.float32]) -> torch.Tensor | Batch:
+    def _inputs(self, rows: Rows) -> torch.Tensor | Batch | dict[str, torch.Tensor]:
+        if self.encoder is not None:
+            arrays = self.encoder.inputs_of(rows)
+            return {name: torch.from_numpy(array) for name, array in arrays.items()}
         tensor = torch.from_numpy(np.ascontiguousarray(rows))
         return Batch(tensor) if self.input_name == "features" else tensor
