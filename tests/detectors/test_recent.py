@@ -1,8 +1,9 @@
-"""MDS++, RMDS++, OptFS, kernel PCA, WeiPer, MCM and the multi-label detectors, each against its
+"""MDS++, RMDS++, OptFS, kernel PCA, WeiPer, ActSub, GROOD, NAC, MCM and the multi-label detectors, each against its
 formula written a second time in float64 numpy, on random inputs."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -180,6 +181,112 @@ def test_weiper_moves_each_row_of_the_head_by_its_distance() -> None:
     moved = (copies - HEAD.weight).norm(dim=2) / HEAD.weight.norm(dim=1)
     torch.testing.assert_close(moved, torch.full_like(moved, 0.3))
     assert (copies[0] - copies[1]).abs().max() > 0
+
+
+def split_by_definition(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Projections on the `count` leading right singular vectors of the head, and on the others."""
+    _, _, directions = np.linalg.svd(W)
+    leading = directions[:count]
+    others = directions[count:]
+    return leading.T @ leading, others.T @ others
+
+
+def actsub_by_definition(percentile: float, power: float, k: int) -> np.ndarray:
+    gaps = []
+    for count in range(CLASSES + 1):
+        leading, others = split_by_definition(count)
+        of_leading = np.linalg.norm(Z @ leading, axis=1).mean()
+        of_others = np.linalg.norm(Z @ others, axis=1).mean()
+        gaps.append(abs(of_leading - of_others))
+    leading, others = split_by_definition(int(np.argmin(gaps)))
+    decisive = Q @ leading
+    kept = WIDTH - round(WIDTH * percentile / 100)
+    top = np.sort(decisive, axis=1)[:, -kept:]
+    scaled = decisive * np.exp(decisive.sum(axis=1) / top.sum(axis=1))[:, None]
+    energy = np.log(np.exp(scaled @ W.T + B).sum(axis=1))
+    cosines = np.sort(unit(Q @ others) @ unit(Z @ others).T, axis=1)[:, -k:]
+    return energy * (-np.log(1 - cosines.mean(axis=1))) ** power
+
+
+@pytest.mark.parametrize("power", [0.5, 2.0])
+def test_actsub_multiplies_the_energy_of_one_part_by_the_similarity_of_the_rest(
+    power: float,
+) -> None:
+    expected = actsub_by_definition(70, power, 10)
+    found = scores_of("actsub", percentile=70, power=power)
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+def test_actsub_splits_within_the_row_space_of_the_head() -> None:
+    # Features far outside of what the head reads: no leading direction can balance them.
+    outside = torch.linalg.svd(HEAD.weight).Vh[-1]
+    train = Batch(TRAIN.features + 100 * outside)
+    detector = fdbd.ActSub().fit(train, HEAD)
+    assert detector.decisive.shape == (WIDTH, CLASSES)
+    assert detector.rest.shape == (WIDTH, WIDTH - CLASSES)
+
+
+def test_actsub_of_a_training_sample_is_finite() -> None:
+    detector = fdbd.ActSub(k=1).fit(TRAIN, HEAD)
+    assert torch.isfinite(detector.score(TRAIN)).all()
+
+
+@pytest.mark.parametrize("prototype", [None, "own"])
+def test_grood_is_the_distance_between_gradients_of_the_nearest_mean_loss(
+    prototype: str | None,
+) -> None:
+    labels = TRAIN.labels
+    means = torch.stack([TRAIN.features[labels == c].mean(dim=0) for c in range(CLASSES)])
+    outlier = means.mean(dim=0) if prototype is None else torch.arange(WIDTH).double()
+
+    def gradients(rows: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
+        found = []
+        for z, label in zip(rows, predicted):
+            moving = outlier.clone().requires_grad_()
+            logits = -(z - torch.cat([means, moving[None]])).norm(dim=1)
+            loss = torch.nn.functional.cross_entropy(logits[None], label[None])
+            found.append(torch.autograd.grad(loss, moving)[0])
+        return torch.stack(found)
+
+    of_train = HEAD(TRAIN.features).argmax(dim=1)
+    is_right = of_train == labels
+    assert 0 < is_right.sum() < len(labels)
+    kept = gradients(TRAIN.features[is_right], of_train[is_right])
+    asked = gradients(ASKED.features, HEAD(ASKED.features).argmax(dim=1))
+    expected = -torch.cdist(asked, kept).square().amin(dim=1)
+    options = {} if prototype is None else {"prototype": outlier.tolist()}
+    np.testing.assert_allclose(scores_of("grood", **options), expected.numpy(), rtol=1e-7)
+
+
+def test_grood_says_which_width_its_prototype_must_have() -> None:
+    with pytest.raises(ValueError, match=f"prototype has 2 numbers, expected .* {WIDTH}"):
+        fdbd.GROOD(prototype=[0.0, 1.0]).fit(TRAIN, HEAD)
+
+
+def test_nac_looks_up_how_many_training_samples_share_each_state() -> None:
+    edge_count, alpha, fill = 8, 2.0, 0.1
+
+    def states(rows: np.ndarray) -> np.ndarray:
+        found = []
+        for row in rows:
+            z = torch.tensor(row, requires_grad=True)
+            log_softmax = HEAD(z[None]).log_softmax(dim=1)
+            loss = -log_softmax.mean()
+            found.append(torch.autograd.grad(loss, z)[0].numpy() * row)
+        return 1 / (1 + np.exp(-alpha * np.array(found)))
+
+    lower = np.emath.logn(1000.0, np.linspace(1, np.sqrt(1000.0), edge_count // 2))
+    edges = np.append(np.concatenate([lower[:-1], (1 - lower)[::-1]]), 1.2)
+    edges[-2] += 0.01
+    of_train, of_asked = states(Z), states(Q)
+    expected = np.zeros(len(Q))
+    for low, high in itertools.pairwise(edges):
+        filled = ((of_train >= low) & (of_train < high)).sum(axis=0) / (fill * len(Z))
+        is_here = (of_asked >= low) & (of_asked < high)
+        expected += (is_here * np.minimum(filled, 1)).mean(axis=1)
+    found = scores_of("nac", bins=edge_count, steepness=alpha, fill=fill)
+    assert len(np.unique(found)) > 10
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_mcm_is_the_softmax_of_cosines_whatever_the_scale_of_the_head() -> None:

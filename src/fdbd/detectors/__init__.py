@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 
+from fdbd.detectors.actsub import ActSub
 from fdbd.detectors.base import Configured, Detector, Needs, NotFittedError, Paper
 from fdbd.detectors.csi import CSI
 from fdbd.detectors.dice import DICE
@@ -12,6 +13,7 @@ from fdbd.detectors.entropy import Entropy
 from fdbd.detectors.fdbd import FDBD, Deviation
 from fdbd.detectors.gen import GEN
 from fdbd.detectors.gradnorm import GradNorm
+from fdbd.detectors.grood import GROOD
 from fdbd.detectors.klm import KLMatching
 from fdbd.detectors.knn import KNN
 from fdbd.detectors.kpca import KPCA
@@ -20,6 +22,7 @@ from fdbd.detectors.mcm import MCM
 from fdbd.detectors.mds import MDS, MDSPlusPlus
 from fdbd.detectors.msp import MSP
 from fdbd.detectors.multilabel import JointEnergy, MultiLabelFDBD
+from fdbd.detectors.nac import NAC
 from fdbd.detectors.nci import NCI
 from fdbd.detectors.neco import NECO
 from fdbd.detectors.nnguide import NNGuide
