@@ -87,8 +87,11 @@ def _options(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
-    if version or context.invoked_subcommand is None:
-        typer.echo(__version__ if version else FIRST_STEPS)
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(FIRST_STEPS)
         raise typer.Exit
 
 

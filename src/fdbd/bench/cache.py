@@ -368,7 +368,9 @@ class _EntryFolder:
 
     def read(self, images: Images, num_computed: int) -> CachedFeatures:
         """The features of a complete entry."""
-        failures = [Failure(*failure) for record in self.shards for failure in record["failures"]]
+        failures = []
+        for record in self.shards:
+            failures += [Failure(*failure) for failure in record["failures"]]
         rows = np.setdiff1d(np.arange(len(images)), [failure.row for failure in failures])
         if not len(rows):
             raise ValueError(

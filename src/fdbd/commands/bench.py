@@ -258,8 +258,10 @@ class _Benchmarks:
         if self.described is None:
             if self.name is not None:
                 yield load_shared(Path(self.name))
+            elif self.model is not None:
+                yield load_bundle(self.model)
             else:
-                yield load_bundle() if self.model is None else load_bundle(self.model)
+                yield load_bundle()
             return
         precision = torch.bfloat16 if self.autocast else None
         for config in self.configs:
@@ -302,8 +304,9 @@ def _write(results: Results, folder: Path, suffixes: Sequence[str]) -> list[Path
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for suffix in suffixes:
-        path = folder / ("report.html" if suffix == "html" else f"results.{suffix}")
+        path = folder / f"results.{suffix}"
         if suffix == "html":
+            path = folder / "report.html"
             results.to_html(path)
         elif suffix == "json":
             results.to_json(path)

@@ -71,30 +71,38 @@ def data(
 def _list(as_json: bool) -> None:
     from fdbd.data.datasets import list_datasets, status
 
-    rows: list[dict[str, Any]] = [
-        {
-            "name": entry.name,
-            "images": sum(entry.counts.values()) or None,
-            "classes": entry.num_classes,
-            "size": entry.image_size,
-            "megabytes": entry.megabytes,
-            # A pattern such as cifar10-c:CORRUPTION:SEVERITY stands for sets that are generated.
-            "here": (
-                None if ":" in entry.name else status(entry.name, next(iter(entry.counts), "test"))
-            ),
-            "licence": entry.licence,
-            "home": entry.home,
-            "how": entry.how,
-        }
-        for entry in list_datasets()
-    ]
+    rows: list[dict[str, Any]] = []
+    for entry in list_datasets():
+        here = None
+        # A pattern such as cifar10-c:CORRUPTION:SEVERITY stands for sets that are generated.
+        if ":" not in entry.name:
+            first_split = next(iter(entry.counts), "test")
+            here = status(entry.name, first_split)
+        rows.append(
+            {
+                "name": entry.name,
+                "images": sum(entry.counts.values()) or None,
+                "classes": entry.num_classes,
+                "size": entry.image_size,
+                "megabytes": entry.megabytes,
+                "here": here,
+                "licence": entry.licence,
+                "home": entry.home,
+                "how": entry.how,
+            }
+        )
     if as_json:
         answer(rows, as_json)
         return
     columns = ("name", "images", "classes", "size", "megabytes")
-    cells = [["" if row[key] is None else str(row[key]) for key in columns] for row in rows]
-    here = ["yes" if row["here"] else "" for row in rows]
-    print_table([*columns[:-1], "MB", "here"], [[*line, mark] for line, mark in zip(cells, here)])
+    lines = []
+    for row in rows:
+        cells = []
+        for key in columns:
+            cells.append("" if row[key] is None else str(row[key]))
+        cells.append("yes" if row["here"] else "")
+        lines.append(cells)
+    print_table([*columns[:-1], "MB", "here"], lines)
     for row in rows:  # beneath, since no column is wide enough
         Console().print(
             Text.assemble((row["name"], "bold"), f": {row['licence']}; {row['how']}"),
@@ -142,7 +150,9 @@ def cache(
         f"{sum(e.num_bytes for e in entries) / 1e6:.1f} MB"
     ]
     for entry in entries:  # a key is given to clear as it stands, so it has a line of its own
-        rows = f"{entry.rows_done:,}" + ("" if entry.is_complete else f" of {entry.rows:,}")
+        rows = f"{entry.rows_done:,}"
+        if not entry.is_complete:
+            rows += f" of {entry.rows:,}"
         lines += [entry.key, f"  {entry.model} on {entry.dataset}"]
         lines.append(
             f"  {rows} rows, {entry.dtype}, {entry.num_bytes / 1e6:.1f} MB, {entry.created}"

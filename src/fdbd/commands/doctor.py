@@ -95,10 +95,14 @@ def examine() -> dict[str, dict[str, Any]]:
         else:
             extras[extra] = "installed"
     cache = cache_root()
-    size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
-    state = f"{size / 1e9:.2f} GB{'' if os.access(cache, os.W_OK) else ', cannot be written'}"
+    state = "not there yet"
+    if cache.is_dir():
+        size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
+        state = f"{size / 1e9:.2f} GB"
+        if not os.access(cache, os.W_OK):
+            state += ", cannot be written"
     folders = {
-        "cache": f"{cache}, {state if cache.is_dir() else 'not there yet'}",
+        "cache": f"{cache}, {state}",
         "data": ", ".join(map(str, data_roots())) or "none: FDBD_DATA names none",
         "free here": f"{shutil.disk_usage('.').free / 1e9:.2f} GB",
     }

@@ -40,7 +40,8 @@ def train(
     recipe = training.preset(preset)
     changes = _changes(recipe, override or [])
     # The model of a smoke run is useless and must not be found where the real one belongs.
-    folder = out or Path("runs") / (f"{preset}-smoke" if max_steps else preset)
+    name = f"{preset}-smoke" if max_steps else preset
+    folder = out or Path("runs", name)
     result = training.train(
         recipe,
         out=folder,

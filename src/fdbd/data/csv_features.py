@@ -60,9 +60,10 @@ class CsvFeatures(FeatureRows):
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
         names = [*self._numbered("features"), *self._numbered("logits")]
         has_label = labels and self._label in self._names
+        wanted = [*names, self._label] if has_label else names
         width = self._counts["features"]
         for part in cut(rows, CHUNK_ROWS):
-            columns = self._file.read(part, [*names, self._label] if has_label else names)
+            columns = self._file.read(part, wanted)
             errors: dict[int, str] = {}
             values = np.zeros((len(part), len(names)))
             for number, name in enumerate(names):

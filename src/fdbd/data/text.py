@@ -124,7 +124,8 @@ def _find(file: str, source: str) -> Path:
 
 def _read(path: Path) -> bytes:
     try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+        opened = gzip.open(path) if path.suffix == ".gz" else open(path, "rb")  # noqa: SIM115
+        with opened as file:
             content = file.read(_MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read ({one_line(error)})") from None

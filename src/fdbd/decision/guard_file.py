@@ -379,7 +379,11 @@ def _read_record(
         record.seen = Sketch(tensors["seen"])
     if description.get("inputs") is not None:
         record.inputs = InputRange.from_values(description["inputs"])
-    version = description.get("guard_version", 0 if threshold is None else 1)
+    # Version 1 is the first threshold.
+    if threshold is None:
+        version = description.get("guard_version", 0)
+    else:
+        version = description.get("guard_version", 1)
     if type(version) is not int or not 0 <= version < 2**31:
         raise ValueError(f"its version is {version!r}, expected a whole number")
     record.version = version

@@ -70,5 +70,7 @@ def nearest(centers: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Normalised features (N, P) and the cluster (N,) of each, in float64 so that no split of the
     data breaks a tie."""
     rows = unit(batch.features.detach().cpu())
-    clusters = [squared_distances(piece, centers).argmin(dim=1) for piece in in_float64(rows)]
-    return rows, torch.cat(clusters) if clusters else torch.zeros(0, dtype=torch.int64)
+    clusters = [torch.zeros(0, dtype=torch.int64)]
+    for piece in in_float64(rows):
+        clusters.append(squared_distances(piece, centers).argmin(dim=1))
+    return rows, torch.cat(clusters)

@@ -48,7 +48,9 @@ def _csv_rows(table: Any, is_from_csv: bool) -> list[list[Any]]:
     for values in zip(*(column.to_pylist() for column in table.columns)):
         cells = []
         for value in values:
-            is_ready = is_from_csv and isinstance(value, str)
-            cells.append(value if is_ready else cell(value))
+            if is_from_csv and isinstance(value, str):
+                cells.append(value)
+            else:
+                cells.append(cell(value))
         rows.append(cells)
     return rows

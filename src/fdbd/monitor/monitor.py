@@ -121,7 +121,9 @@ class Monitor(StreamMonitor):
         in a registry needs another prefix. Returns the collector, for ``registry.unregister``."""
         client = require("prometheus_client", "monitor")
         collector = _Collector(self, prefix)
-        (client.REGISTRY if registry is None else registry).register(collector)
+        if registry is None:
+            registry = client.REGISTRY
+        registry.register(collector)
         return collector
 
     def save(self, path: str | os.PathLike[str]) -> None:

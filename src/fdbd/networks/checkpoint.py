@@ -233,8 +233,10 @@ def under_names(state: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tenso
     renamed = {}
     for key, value in found.items():
         new_name = new_names[key]
-        # Two tensors may claim one name, if a file holds two networks: both keep theirs.
-        renamed[new_name if counts[new_name] == 1 else key] = value
+        if counts[new_name] > 1:
+            # Two tensors claim one name if a file holds two networks: both keep theirs.
+            new_name = key
+        renamed[new_name] = value
     return renamed
 
 

@@ -561,7 +561,9 @@ def _with_tensors(value: Any) -> Any:
     """Arrays as tensors. NumPy's default, float64, becomes float32, which networks take."""
     if not isinstance(value, np.ndarray):
         return value
-    return torch.from_numpy(value.astype(np.float32) if value.dtype.kind == "f" else value)
+    if value.dtype.kind == "f":
+        value = value.astype(np.float32)
+    return torch.from_numpy(value)
 
 
 def _as_labels(labels: Any) -> Tensor | None:

@@ -53,8 +53,10 @@ def plain_names(model: nn.Module, names: list[str]) -> list[str]:
     wrapped = set()
     for path, module in model.named_modules(remove_duplicate=False):
         child = _wrapped_child(module)
-        if child is not None:
-            wrapped.add(f"{path}.{child}" if path else child)
+        if child is None:
+            continue
+        # The path of the model itself is empty.
+        wrapped.add(f"{path}.{child}".removeprefix("."))
     return [_without(name, wrapped) for name in names]
 
 

@@ -175,7 +175,10 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for index, row in enumerate(rows):
         found["names"].append(row["name"])
         found["classes_of"].append(code(class_of(row)))
-        found["nearest_of"].append(code(row["nearest"]) if row.get("nearest") else -1)
+        nearest = -1
+        if row.get("nearest"):
+            nearest = code(row["nearest"])
+        found["nearest_of"].append(nearest)
         # JSON has no numbers that are not finite.
         is_finite = math.isfinite(row["score"] or 0)
         found["scores"].append(row["score"] if is_finite else None)

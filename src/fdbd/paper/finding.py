@@ -142,6 +142,9 @@ def tally(statements: Sequence[Statement]) -> str:
     return "; ".join(parts)
 
 
+_OF_SEVERAL = {"holds": "hold", "does not hold": "do not hold"}
+
+
 def _counts(verdicts: Sequence[Verdict]) -> str:
     if set(verdicts) == {"holds"}:
         return "holds"
@@ -150,9 +153,10 @@ def _counts(verdicts: Sequence[Verdict]) -> str:
         count = sum(found == verdict for found in verdicts)
         if count == 0:
             continue
-        is_plural = count > 1
-        text = {"holds": "hold", "does not hold": "do not hold"}.get(verdict, verdict)
-        words.append(f"{count} {text if is_plural else verdict}")
+        text: str = verdict
+        if count > 1:
+            text = _OF_SEVERAL.get(verdict, verdict)
+        words.append(f"{count} {text}")
     return ", ".join(words)
 
 

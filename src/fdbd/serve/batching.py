@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -181,7 +182,9 @@ class Batcher:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(together, self._wait_for_company)
         under_way = self.waiting + self._running
-        most = min(self.size, -(-under_way // 2) if self._is_slow else under_way)
+        most = self.size
+        if self._is_slow:
+            most = min(most, math.ceil(under_way / 2))
         batch: list[tuple[Answer, Rows]] = []
         count = 0
         for answer, rows in list(self._queue.items()):

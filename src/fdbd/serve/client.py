@@ -190,8 +190,10 @@ class Client:
     ) -> tuple[int, float | None, bytes]:
         """Status, seconds that the service asks to wait, and body of one answer."""
         if self._connection is None:
-            kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
-            self._connection = kind(self._host, self._port)
+            if self._is_secure:
+                self._connection = http.client.HTTPSConnection(self._host, self._port)
+            else:
+                self._connection = http.client.HTTPConnection(self._host, self._port)
         self._connection.timeout = left
         if self._connection.sock is not None:
             self._connection.sock.settimeout(left)
@@ -200,8 +202,11 @@ class Client:
         body = answer.read()
         if answer.will_close:
             self.close()
+        wait = None
         stated = answer.headers.get("retry-after", "")
-        return answer.status, float(stated) if stated.isdecimal() else None, body
+        if stated.isdecimal():
+            wait = float(stated)
+        return answer.status, wait, body
 
 
 def _path(guard: str | None, explain: bool) -> str:
