@@ -453,6 +453,7 @@ def latex(results: Results, metrics: Sequence[str]) -> str:
         sides = "l" + "r" * len(columns)
         for top in range(0, max(len(body), 1), LATEX_ROWS):
             tables.append(latex_table(text, heading, body[top : top + LATEX_ROWS], sides))
+            # Only the first table has the caption in full.
             text = tex(setting.title + ", continued.")
     return "\n".join(tables)
 

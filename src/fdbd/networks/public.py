@@ -106,18 +106,21 @@ def npm_tarball(package: str, version: str, sha256: str, what: str) -> Path:
 
 def find_published(file: str, sha256: str) -> Path | None:
     """A published file below FDBD_DATA or in the cache; ValueError if its SHA-256 is another."""
-    folders = [cache_root() / "downloads"]
-    for root in reversed(data_roots()):
-        folders = [root, root / "weights", *folders]
-    path = next((folder / file for folder in folders if (folder / file).is_file()), None)
-    if path is None:
-        return None
-    found = hash_file(path)
-    if found != sha256:
-        raise ValueError(
-            f"{path} has SHA-256 {found}, expected {sha256}: it is not the published file"
-        )
-    return path
+    folders = []
+    for root in data_roots():
+        folders += [root, root / "weights"]
+    folders.append(cache_root() / "downloads")
+    for folder in folders:
+        path = folder / file
+        if not path.is_file():
+            continue
+        found = hash_file(path)
+        if found != sha256:
+            raise ValueError(
+                f"{path} has SHA-256 {found}, expected {sha256}: it is not the published file"
+            )
+        return path
+    return None
 
 
 def read_tfjs(tarball: Path) -> dict[str, NDArray[np.float32]]:
