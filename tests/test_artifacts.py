@@ -80,7 +80,8 @@ def test_a_monitor_goes_on_where_it_was_saved(folder: Path) -> None:
 def test_an_onnx_graph_decides_as_when_it_was_written(folder: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     session = runtime.InferenceSession(str(folder / "guard.onnx"))
-    guard, probe = fdbd.load(folder / "monitored.safetensors"), EXPECTED[folder]["probe"]
+    guard = fdbd.load(folder / "monitored.safetensors")
+    probe = EXPECTED[folder]["probe"]
     decision = guard.decide(fdbd.Batch(probe))
     answers = session.run(["score", "is_ood"], {session.get_inputs()[0].name: probe.numpy()})
     torch.testing.assert_close(torch.from_numpy(answers[0]), decision.scores, rtol=1e-4, atol=1e-4)

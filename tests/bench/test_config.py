@@ -205,7 +205,8 @@ def test_untrained_weights_are_said_in_capitals_above_every_table(
     text = f'id = "{own_data}/id"\nholdout = 0.5\nood = ["{own_data}/a/test"]\n'
     text += 'preprocess = "cifar10"\n'
     text += 'model = "resnet20"\nnum_classes = 10\n'
-    path, out = written(own_data, text), own_data / "out"
+    path = written(own_data, text)
+    out = own_data / "out"
     with pytest.raises(SystemExit) as left:
         cli.main(
             [

@@ -38,7 +38,8 @@ def data(seed: int, count: int, name: str = "train", strength: float = 3.0) -> F
 @pytest.fixture(scope="module")
 def part() -> Benchmark:
     """A benchmark whose training samples are a bank of 100, with the moments of 600."""
-    full, head = data(0, 600), Head(torch.eye(4, 8))
+    full = data(0, 600)
+    head = Head(torch.eye(4, 8))
     moments = ClassMoments(4, 8)
     moments.update(full.rows(slice(None)))
     bank = FeatureSet("train", full.features[:100], full.labels[:100])

@@ -155,7 +155,8 @@ def test_json_csv_and_pandas_hold_the_same_values(benchmark: Benchmark, tmp_path
 def test_tables_name_the_convention_and_bold_the_best(benchmark: Benchmark, tmp_path) -> None:
     results = benchmark.run(["fdbd", "residual"], latency=False)
     best = results.ranked()[0].name
-    markdown, latex = results.to_markdown(tmp_path / "r.md"), results.to_latex(tmp_path / "r.tex")
+    markdown = results.to_markdown(tmp_path / "r.md")
+    latex = results.to_latex(tmp_path / "r.tex")
     assert (tmp_path / "r.md").read_text() == markdown
     assert "ID positive" in markdown
     assert "made up" in markdown

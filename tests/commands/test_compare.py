@@ -45,7 +45,8 @@ def run(capsys, *arguments: object) -> tuple[int, str, str]:
 
 
 def test_two_models_on_the_same_images_are_compared_in_pairs(tmp_path: Path, capsys) -> None:
-    first, second = make(0.0, "images"), make(1.5, "images")
+    first = make(0.0, "images")
+    second = make(1.5, "images")
     sets, found = compare_results(first, second)
     assert sets == ["one", "two"]
     assert all(each.paired for each in found)
@@ -65,11 +66,13 @@ def test_two_models_on_the_same_images_are_compared_in_pairs(tmp_path: Path, cap
 
 
 def test_one_common_set_gives_delongs_own_test() -> None:
-    first, second = make(0.0, "images", ("one", "two")), make(0.5, "images", ("one", "three"))
+    first = make(0.0, "images", ("one", "two"))
+    second = make(0.5, "images", ("one", "three"))
     sets, found = compare_results(first, second)
     assert sets == ["one"]
     energy = next(each for each in found if each.detector == "energy")
-    a, b = first.row("energy"), second.row("energy")
+    a = first.row("energy")
+    b = second.row("energy")
     expected = delong_test(b.id_scores, b.ood_scores["one"], a.id_scores, a.ood_scores["one"])
     assert energy.comparison == pytest.approx(expected)
 

@@ -28,7 +28,8 @@ def random_features(rows, width, seed=1, dtype=torch.float64):
 
 def boundary_distance(z, weight, bias, k, c):
     """Equation of Theorem 3.2, entry by entry."""
-    numerator, square = bias[k] - bias[c], 0.0
+    numerator = bias[k] - bias[c]
+    square = 0.0
     for j in range(len(z)):
         numerator += (weight[k][j] - weight[c][j]) * z[j]
         square += (weight[k][j] - weight[c][j]) ** 2
@@ -88,7 +89,8 @@ def test_distances_follow_the_theorem(head, seed):
     features = random_features(5, head.num_features, seed)
     distances = geometry.distances(features, head)
     tabled = geometry.distances(features, head, norms=geometry.pairwise_norms(head))
-    weight, bias = head.weight.tolist(), head.bias.tolist()
+    weight = head.weight.tolist()
+    bias = head.bias.tolist()
     for i, z in enumerate(features.tolist()):
         k = prediction(z, weight, bias)
         for c in range(head.num_classes):
@@ -133,15 +135,14 @@ def test_an_empty_batch_has_no_distances():
 @given(heads, st.sampled_from(["deviation", "norm", None]), st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_the_folded_score_is_the_average_over_all_boundaries(head, normalizer, seed):
-    features, mean = (
-        random_features(6, head.num_features, seed),
-        random_features(1, head.num_features, seed + 1)[0],
-    )
+    features = random_features(6, head.num_features, seed)
+    mean = random_features(1, head.num_features, seed + 1)[0]
     predicted = head(features).argmax(dim=1)
     scores = geometry.Folded(head, mean, normalizer).score(features, predicted)
     by_logits = geometry.Folded(head, mean, normalizer).score(features, logits=head(features))
     torch.testing.assert_close(by_logits, scores, rtol=1e-12, atol=1e-14)
-    weight, bias = head.weight.tolist(), head.bias.tolist()
+    weight = head.weight.tolist()
+    bias = head.bias.tolist()
     for z, k, score in zip(features.tolist(), predicted.tolist(), scores.tolist()):
         center = {"deviation": mean.tolist(), "norm": [0.0] * len(z), None: None}[normalizer]
         size = 1.0 if center is None else math.sqrt(sum((a - b) ** 2 for a, b in zip(z, center)))
@@ -171,7 +172,8 @@ def test_pairs_of_equal_weights_leave_sum_and_count_whatever_their_biases():
     predicted = head(features).argmax(dim=1)
     assert 1 in predicted
     scores = geometry.Folded(head, torch.zeros(4)).score(features, predicted)
-    weight, bias = head.weight.tolist(), head.bias.tolist()
+    weight = head.weight.tolist()
+    bias = head.bias.tolist()
     for z, k, score in zip(features.tolist(), predicted.tolist(), scores.tolist()):
         expected = average_distance(z, weight, bias, k) / math.sqrt(sum(x * x for x in z))
         assert score == pytest.approx(expected, rel=1e-9)
@@ -252,8 +254,10 @@ def enumerated_distance(z, weight, bias, c):
 def test_exact_distances_are_those_of_the_best_active_set(classes, width, seed):
     head = random_head(classes, width, seed)
     features = random_features(3, width, seed + 1)
-    exact, closed = geometry.exact_distances(features, head), geometry.distances(features, head)
-    weight, bias = head.weight.numpy(), head.bias.numpy()
+    exact = geometry.exact_distances(features, head)
+    closed = geometry.distances(features, head)
+    weight = head.weight.numpy()
+    bias = head.bias.numpy()
     for i, k in enumerate(head(features).argmax(dim=1).tolist()):
         for c in range(classes):
             if c == k:
@@ -280,7 +284,9 @@ def test_exact_distances_meet_the_conditions_of_optimality(seed):
     head = random_head(9, 6, seed)
     z = random_features(1, 6, seed + 50)
     exact = geometry.exact_distances(z, head)[0]
-    weight, bias, point = head.weight.numpy(), head.bias.numpy(), z[0].numpy()
+    weight = head.weight.numpy()
+    bias = head.bias.numpy()
+    point = z[0].numpy()
     k = int(head(z).argmax())
     for c in set(range(9)) - {k}:
         others = [j for j in range(9) if j != c]
@@ -293,7 +299,8 @@ def test_exact_distances_meet_the_conditions_of_optimality(seed):
         # However the step was found, these four conditions prove that it is the shortest (Karush,
         # Kuhn and Tucker).
         step, multipliers = optimal_step(rows, needs)
-        slack, scale = rows @ step - needs, np.abs(needs).max()
+        slack = rows @ step - needs
+        scale = np.abs(needs).max()
         assert (slack >= -1e-9 * scale).all()
         assert (multipliers >= 0).all()
         np.testing.assert_allclose(rows.T @ multipliers, step, atol=1e-9 * scale)
@@ -308,7 +315,8 @@ def test_a_class_that_is_never_predicted_is_infinitely_far():
         head.bias[0] + head.bias[1]
     ) / 2 - 1  # its logit lies 1 below the mean of two others, everywhere
     features = random_features(30, 4)
-    exact, closed = geometry.exact_distances(features, head), geometry.distances(features, head)
+    exact = geometry.exact_distances(features, head)
+    closed = geometry.distances(features, head)
     assert (exact[:, 5] == math.inf).all()
     assert torch.isfinite(closed[:, 5]).all()
     others = exact[:, :5]
@@ -355,10 +363,8 @@ def test_a_sample_on_a_boundary_is_at_distance_zero_of_it():
 def test_exact_distances_take_float32_features_and_many_classes():
     head = random_head(40, 12, dtype=torch.float32)
     features = random_features(20, 12, dtype=torch.float32)
-    exact, closed = (
-        geometry.exact_distances(features, head),
-        geometry.distances(features.double(), Head(head.weight.double(), head.bias.double())),
-    )
+    exact = geometry.exact_distances(features, head)
+    closed = geometry.distances(features.double(), Head(head.weight.double(), head.bias.double()))
     assert exact.dtype == torch.float64
     finite = ~closed.isnan()
     assert (exact[finite] >= closed[finite]).all()
@@ -368,7 +374,8 @@ def test_exact_distances_take_float32_features_and_many_classes():
 
 
 def test_squared_distances_are_those_of_the_differences():
-    rows, points = random_features(7, 5), random_features(4, 5, 2)
+    rows = random_features(7, 5)
+    points = random_features(4, 5, 2)
     expected = (rows[:, None] - points).square().sum(dim=2)
     torch.testing.assert_close(geometry.squared_distances(rows, points), expected)
     torch.testing.assert_close(
@@ -381,7 +388,8 @@ def test_squared_distances_are_those_of_the_differences():
 def test_half_precision_and_integers_are_scored_in_the_heads_dtype(dtype):
     head = Head(torch.randn(5, 7, generator=torch.Generator().manual_seed(0)), torch.randn(5))
     features = (3 * torch.randn(9, 7, generator=torch.Generator().manual_seed(1))).to(dtype)
-    folded, logits = geometry.Folded(head, torch.zeros(7)), head(features)
+    folded = geometry.Folded(head, torch.zeros(7))
+    logits = head(features)
     expected = folded.score(features.float(), head(features.float()).argmax(dim=1))
     # A few rows with logits are added up in another order than rows with predicted classes.
     by_class = folded.score(features, head(features.float()).argmax(dim=1))

@@ -198,7 +198,8 @@ def test_fog_is_a_cloud_from_nought_to_one() -> None:
 
 def test_mixed_gives_each_family_a_quarter_and_each_corruption_its_share() -> None:
     images = np.random.default_rng(4).integers(0, 256, (480, 32, 32, 3), dtype=np.uint8)
-    out, which = mixed(images, 1), mixture(480)
+    out = mixed(images, 1)
+    which = mixture(480)
     assert out.shape == images.shape
     for names in FAMILIES.values():
         counts = [(which == name).sum() for name in names]

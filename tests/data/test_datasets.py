@@ -57,7 +57,8 @@ def folders(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, Path]:
     """An empty cache and an empty data folder, and no way to the network."""
-    cache, data = tmp_path_factory.mktemp("home") / "cache", tmp_path_factory.mktemp("data")
+    cache = tmp_path_factory.mktemp("home") / "cache"
+    data = tmp_path_factory.mktemp("data")
     monkeypatch.setenv("FDBD_CACHE", str(cache))
     monkeypatch.setenv("FDBD_DATA", str(data))
     monkeypatch.setenv("FDBD_OFFLINE", "1")
@@ -341,7 +342,8 @@ def test_a_limit_spreads_over_all_classes(tmp_path: Path) -> None:
 def test_the_key_follows_the_content_and_nothing_else(tmp_path: Path) -> None:
     write_images(tmp_path / "one", ["a.png", "b.png"])
     write_images(tmp_path / "two", ["c.png", "d.png"])
-    first, same = from_folder(tmp_path / "one"), from_folder(tmp_path / "two")
+    first = from_folder(tmp_path / "one")
+    same = from_folder(tmp_path / "two")
     assert first.content_key == same.content_key  # the same bytes under other names
     assert first.limited(1).content_key != first.content_key
     write_images(tmp_path / "two", ["c.png"], side=9)

@@ -164,5 +164,6 @@ def test_an_accuracy_no_better_than_guessing_is_named_with_mismatches(
 
 def test_files_may_be_given_as_paths(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    files, same = ImageFiles([tmp_path / "a.png"]), ImageFiles([str(tmp_path / "a.png")])
+    files = ImageFiles([tmp_path / "a.png"])
+    same = ImageFiles([str(tmp_path / "a.png")])
     assert (files.names, files.key()) == (same.names, same.key())

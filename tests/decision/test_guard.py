@@ -81,7 +81,8 @@ def test_decision_logits_are_the_models_own(guard: fdbd.Guard) -> None:
 
 
 def test_the_score_is_the_detectors_score_on_the_heads_input(guard: fdbd.Guard) -> None:
-    model, images = make_model(), torch.randn(9, 3, 2, 2)
+    model = make_model()
+    images = torch.randn(9, 3, 2, 2)
     train = torch.cat([x for x, _ in make_loader(200, 1)])
     head = fdbd.Head.from_linear(model[3])
     expected = (
@@ -116,17 +117,16 @@ def test_per_class_thresholds_hold_for_each_predicted_class() -> None:
     calibration = make_loader(800, 2)
     guard.calibrate(calibration, tpr=0.9, per_class=True)
     decisions = [guard(images) for images, _ in calibration]
-    labels, is_ood = (
-        torch.cat([d.labels for d in decisions]),
-        torch.cat([d.is_ood for d in decisions]),
-    )
+    labels = torch.cat([d.labels for d in decisions])
+    is_ood = torch.cat([d.is_ood for d in decisions])
     for label in labels.unique():
         assert (~is_ood[labels == label]).double().mean() >= 0.9
 
 
 def test_features_alone_give_the_same_decision(guard: fdbd.Guard) -> None:
     images = torch.randn(5, 3, 2, 2)
-    from_images, from_features = guard(images), guard.decide(fdbd.Batch(make_model()[:3](images)))
+    from_images = guard(images)
+    from_features = guard.decide(fdbd.Batch(make_model()[:3](images)))
     for ours, theirs in zip(from_images, from_features):
         torch.testing.assert_close(ours, theirs)
 
@@ -140,7 +140,8 @@ def test_fitting_on_batches_of_features_needs_no_network() -> None:
 
 
 def test_a_detector_of_several_passes_runs_the_network_once() -> None:
-    model, calls = make_model(), []
+    model = make_model()
+    calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     loader = make_loader(200, 1)
     guard = fdbd.Guard(model, "vim").fit(loader)
@@ -177,7 +178,8 @@ def test_nothing_to_fit_on_is_an_error_also_for_a_detector_that_learns_nothing()
 
 
 def test_guards_that_read_more_than_features_are_loaded(tmp_path) -> None:
-    head, path = fdbd.Head(torch.randn(3, 5)), tmp_path / "guard.safetensors"
+    head = fdbd.Head(torch.randn(3, 5))
+    path = tmp_path / "guard.safetensors"
     views = fdbd.Batch(torch.randn(30, 5), views=torch.randn(2, 30, 5))
     guard = fdbd.Guard(head, "csi").fit([views])
     guard.save(path)
@@ -244,7 +246,8 @@ def test_non_finite_inputs_are_ood_even_if_the_network_hides_them(bad: float, pa
         spoilt = spoilt.to(memory_format=torch.channels_last)
     row = (spoilt[part] if part in inputs else spoilt)[1]
     row[(-1,) * row.ndim] = bad
-    decision, clean = guard(spoilt), guard(given)
+    decision = guard(spoilt)
+    clean = guard(given)
     assert (decision.scores[1], bool(decision.is_ood[1])) == (-torch.inf, True)
     assert guard.score(spoilt)[1] == -torch.inf
     others = torch.arange(100) != 1
@@ -280,7 +283,8 @@ def test_a_score_of_plus_infinity_is_ood() -> None:
 @CALIBRATED_ON_THE_FIT
 def test_one_labelled_batch_and_numpy_arrays_are_taken_as_they_are() -> None:
     torch.manual_seed(0)
-    images, labels = torch.randn(100, 3, 2, 2), torch.arange(100) % 4
+    images = torch.randn(100, 3, 2, 2)
+    labels = torch.arange(100) % 4
     expected = (
         fdbd.Guard(make_model(), "mds").fit([(images, labels)]).calibrate([images])(images[:5])
     )
@@ -364,11 +368,9 @@ def test_explanations_agree_with_a_loop_over_the_boundaries(guard: fdbd.Guard) -
     images = torch.randn(6, 3, 2, 2)
     model = make_model()
     explanation = guard.explain(images)
-    features, weight, bias = (
-        model[:3](images).double(),
-        model[3].weight.double(),
-        model[3].bias.double(),
-    )
+    features = model[:3](images).double()
+    weight = model[3].weight.double()
+    bias = model[3].bias.double()
     calibration = torch.cat([guard.score(x) for x, _ in make_loader(100, 2)])
     for i in range(6):
         logits = weight @ features[i] + bias
@@ -394,7 +396,8 @@ def test_explanations_agree_with_a_loop_over_the_boundaries(guard: fdbd.Guard) -
 
 
 def test_a_saved_guard_decides_the_same(guard: fdbd.Guard, tmp_path) -> None:
-    path, images = tmp_path / "guard.safetensors", torch.randn(8, 3, 2, 2)
+    path = tmp_path / "guard.safetensors"
+    images = torch.randn(8, 3, 2, 2)
     guard.save(path)
     assert list(tmp_path.iterdir()) == [path]
     for ours, theirs in zip(guard(images), fdbd.load(path, make_model())(images)):
@@ -415,10 +418,8 @@ def test_every_kind_of_guard_survives_saving(
     )
     guard.calibrate(make_loader(400, 2), **kind, per_class=per_class)
     guard.save(tmp_path / "guard.safetensors")
-    loaded, images = (
-        fdbd.load(tmp_path / "guard.safetensors", make_model()),
-        torch.randn(8, 3, 2, 2),
-    )
+    loaded = fdbd.load(tmp_path / "guard.safetensors", make_model())
+    images = torch.randn(8, 3, 2, 2)
     for ours, theirs in zip(guard(images), loaded(images)):
         assert torch.equal(ours, theirs)
 
@@ -660,7 +661,8 @@ def test_an_explanation_is_about_the_class_that_was_predicted() -> None:
 
 def test_arrays_are_as_good_as_tensors() -> None:
     head = fdbd.Head(torch.randn(4, 6))
-    features, more = torch.randn(80, 6), torch.randn(40, 6)
+    features = torch.randn(80, 6)
+    more = torch.randn(40, 6)
     labels = torch.arange(80) % 4
     for name in ("fdbd", "mds"):
         given = (
@@ -705,8 +707,10 @@ def test_a_quantised_copy_of_a_guarded_model_still_runs(guard: fdbd.Guard) -> No
     "name", [name for name in fdbd.list_detectors() if name not in ("odin", "adascale")]
 )
 def test_the_default_device_of_the_program_does_not_matter(name: str) -> None:
-    model, images = make_model(), torch.randn(9, 3, 2, 2)
-    fit, known = list(make_loader(200, 1)), list(make_loader(100, 2))
+    model = make_model()
+    images = torch.randn(9, 3, 2, 2)
+    fit = list(make_loader(200, 1))
+    known = list(make_loader(100, 2))
     expected = fdbd.Guard(model, name).fit(fit).calibrate(known)(images)
     with torch.device("meta"):
         found = fdbd.Guard(model, name).fit(fit).calibrate(known)(images)
@@ -715,7 +719,8 @@ def test_the_default_device_of_the_program_does_not_matter(name: str) -> None:
 
 
 def test_parts_with_other_numbers_of_rows_are_refused() -> None:
-    head, features = fdbd.Head(torch.randn(4, 6)), torch.randn(80, 6)
+    head = fdbd.Head(torch.randn(4, 6))
+    features = torch.randn(80, 6)
     labels = torch.arange(80) % 4
     with pytest.raises(ValueError, match="batch 0 has 80 rows of features but 40 rows of logits"):
         fdbd.create("klm").fit(fdbd.Batch(features, head(features[:40]), labels), head)
@@ -731,7 +736,8 @@ def test_parts_with_other_numbers_of_rows_are_refused() -> None:
 
 
 def test_a_fit_of_several_passes_computes_logits_where_a_batch_has_none() -> None:
-    head, features = fdbd.Head(torch.randn(4, 6)), torch.randn(80, 6)
+    head = fdbd.Head(torch.randn(4, 6))
+    features = torch.randn(80, 6)
     mixed = [fdbd.Batch(features[:30]), fdbd.Batch(features[30:], head(features[30:]))]
     plain, found = (
         fdbd.Guard(head, "vim").fit(data).detector for data in ([fdbd.Batch(features)], mixed)

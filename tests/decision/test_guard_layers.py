@@ -103,10 +103,8 @@ def test_the_adversarial_step_follows_the_std_of_the_images() -> None:
             nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)
         ).eval()
         model[0].weight.data *= scale
-        images, labels = (
-            torch.randn(300, 8, generator=torch.Generator().manual_seed(1)),
-            torch.arange(300) % 3,
-        )
+        images = torch.randn(300, 8, generator=torch.Generator().manual_seed(1))
+        labels = torch.arange(300) % 3
         guard = fdbd.Guard(model, fdbd.MDS(layers=["1"], std=std)).fit([(images / scale, labels)])
         return guard.detector.weights
 
@@ -119,7 +117,8 @@ def test_cached_features_with_their_layers_are_decided_on_like_their_images(
     guard: fdbd.Guard, tmp_path
 ) -> None:
     images = loader(20, 3)[0][0]
-    fitted, batch = guard, guard.classifier(images).to("cpu")
+    fitted = guard
+    batch = guard.classifier(images).to("cpu")
     batch = batch._replace(features=batch.features.detach(), logits=batch.logits.detach())
     batch = batch._replace(layers={name: part.detach() for name, part in batch.layers.items()})
     fitted.save(tmp_path / "guard.safetensors")

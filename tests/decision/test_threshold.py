@@ -175,7 +175,8 @@ def test_the_order_of_the_calibration_scores_does_not_matter(
 ) -> None:
     shuffled = calibration.copy()
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    first, second = Threshold.quantile(calibration), Threshold.quantile(shuffled)
+    first = Threshold.quantile(calibration)
+    second = Threshold.quantile(shuffled)
     assert all(
         torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values())
     )
@@ -192,10 +193,8 @@ def test_by_class_each_class_is_a_threshold_of_its_own(
     threshold = Threshold.quantile(scores, 0.8, labels, per_class=True)
     asked = probes(scores)
     for c in range(int(labels.max()) + 1):
-        alone, predicted = (
-            Threshold.quantile(scores[labels == c], 0.8),
-            torch.full((len(asked),), c),
-        )
+        alone = Threshold.quantile(scores[labels == c], 0.8)
+        predicted = torch.full((len(asked),), c)
         assert torch.equal(threshold.is_ood(asked, predicted), alone.is_ood(asked))
         for method in ("p_values", "standing"):
             assert torch.equal(
@@ -204,12 +203,14 @@ def test_by_class_each_class_is_a_threshold_of_its_own(
 
 
 def test_a_class_without_samples_takes_the_common_quantile_and_says_so() -> None:
-    scores, labels = torch.arange(40.0), torch.tensor([0, 2] * 20)
+    scores = torch.arange(40.0)
+    labels = torch.tensor([0, 2] * 20)
     with pytest.warns(
         UserWarning, match="2 of 4 classes have no calibration samples .* first is class 1"
     ):
         threshold = Threshold.quantile(scores, 0.9, labels, per_class=True, num_classes=4)
-    common, asked = Threshold.quantile(scores, 0.9), probes(scores)
+    common = Threshold.quantile(scores, 0.9)
+    asked = probes(scores)
     for c in (1, 3):
         predicted = torch.full((len(asked),), c)
         assert torch.equal(threshold.is_ood(asked, predicted), common.is_ood(asked))
@@ -365,7 +366,8 @@ def test_predicted_classes_are_asked_for_and_checked() -> None:
 
 def both_forms(n: int = 3000) -> list[Threshold]:
     generator = torch.Generator().manual_seed(0)
-    scores, labels = torch.randn(n, generator=generator), torch.arange(n) % 3
+    scores = torch.randn(n, generator=generator)
+    labels = torch.arange(n) % 3
     return [
         Threshold.conformal(scores),
         Threshold.quantile(scores + labels, 0.9, labels, per_class=True),
@@ -378,7 +380,8 @@ def test_saving_and_loading_gives_the_same_threshold(threshold: Threshold) -> No
     loaded = Threshold.from_state(config, load(save(threshold.state_dict())))
     assert str(loaded) == str(threshold)
     assert set(threshold.state_dict()) == {"calibration", "offsets"}
-    scores, predicted = torch.randn(50), torch.arange(50) % 3
+    scores = torch.randn(50)
+    predicted = torch.arange(50) % 3
     pickled = io.BytesIO()
     torch.save(threshold, pickled)
     pickled.seek(0)
@@ -388,10 +391,8 @@ def test_saving_and_loading_gives_the_same_threshold(threshold: Threshold) -> No
 
 
 def test_loading_a_state_dict_renews_the_decision() -> None:
-    old, new = (
-        Threshold.quantile(torch.arange(100.0)),
-        Threshold.quantile(torch.arange(100.0) + 1000),
-    )
+    old = Threshold.quantile(torch.arange(100.0))
+    new = Threshold.quantile(torch.arange(100.0) + 1000)
     old.load_state_dict(new.state_dict())
     assert torch.equal(old.value, new.value)
     assert torch.equal(old.p_values(torch.tensor([1050.0])), new.p_values(torch.tensor([1050.0])))
@@ -474,7 +475,8 @@ def awkward_logits(n: int = 40) -> Tensor:
 
 @pytest.mark.parametrize("threshold", both_forms())
 def test_compiling_in_one_graph_gives_the_same(threshold: Threshold) -> None:
-    scorer, logits = Scorer(threshold), awkward_logits()
+    scorer = Scorer(threshold)
+    logits = awkward_logits()
     compiled = torch.compile(scorer, fullgraph=True, backend="aot_eager")
     for ours, theirs in zip(scorer(logits), compiled(logits)):
         torch.testing.assert_close(ours, theirs, equal_nan=True)
@@ -483,7 +485,8 @@ def test_compiling_in_one_graph_gives_the_same(threshold: Threshold) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("threshold", both_forms())
 def test_compiling_to_native_code_gives_the_same(threshold: Threshold) -> None:
-    scorer, logits = Scorer(threshold), awkward_logits()
+    scorer = Scorer(threshold)
+    logits = awkward_logits()
     for ours, theirs in zip(scorer(logits), torch.compile(scorer, fullgraph=True)(logits)):
         torch.testing.assert_close(ours, theirs, equal_nan=True)
 
@@ -526,10 +529,8 @@ def run_onnx(
 
 @pytest.mark.parametrize("threshold", both_forms())
 def test_onnx_keeps_decisions_exact(threshold: Threshold, tmp_path: Path) -> None:
-    scorer, inputs = (
-        Scorer(threshold),
-        [torch.randn(1, 3), awkward_logits()[:2], torch.randn(200, 3) * 2],
-    )
+    scorer = Scorer(threshold)
+    inputs = [torch.randn(1, 3), awkward_logits()[:2], torch.randn(200, 3) * 2]
     for logits, outputs in zip(
         inputs, run_onnx(scorer, torch.randn(8, 3), inputs, tmp_path / "threshold.onnx")
     ):

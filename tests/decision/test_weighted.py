@@ -18,8 +18,10 @@ def test_equal_ratios_give_the_p_values_of_a_threshold() -> None:
 
 def test_each_p_value_is_the_share_of_weight_at_or_below() -> None:
     generator = torch.Generator().manual_seed(1)
-    calibration, ratios = torch.randn(30, generator=generator), torch.rand(30, generator=generator)
-    scores, own = torch.randn(20, generator=generator), torch.rand(20, generator=generator)
+    calibration = torch.randn(30, generator=generator)
+    ratios = torch.rand(30, generator=generator)
+    scores = torch.randn(20, generator=generator)
+    own = torch.rand(20, generator=generator)
     found = weighted_p_values(calibration, ratios, scores, own)
     for score, ratio, p_value in zip(scores, own, found):
         weight = ratios[calibration <= score].double().sum() + ratio

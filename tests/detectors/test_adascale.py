@@ -40,9 +40,12 @@ def oodness_by_definition(
 
 
 def test_the_score_follows_the_formulas() -> None:
-    model, train, images = make_model(), make_images(700), make_images(40, 2)
+    model = make_model()
+    train = make_images(700)
+    images = make_images(40, 2)
     settings = {"low": 60, "high": 90, "shift": 5, "level": 10, "weight": 3.0}
-    classifier, head = Classifier(model), Head.from_linear(model[3])
+    classifier = Classifier(model)
+    head = Head.from_linear(model[3])
     for variant in ("activation", "logit"):
         guard = Guard(model, Shaped(AdaSCALE(**settings, variant=variant), Energy())).fit([train])
         shaping = guard.detector.shaping
@@ -75,7 +78,8 @@ def test_the_score_follows_the_formulas() -> None:
 
 
 def test_only_the_pixels_that_matter_least_are_moved() -> None:
-    model, images = make_model(), make_images(6)
+    model = make_model()
+    images = make_images(6)
     seen: list[Tensor] = []
     classifier = Classifier(model)
 
@@ -119,7 +123,8 @@ def test_a_larger_shift_means_weaker_scaling() -> None:
 
 
 def test_neither_split_nor_order_changes_the_fit() -> None:
-    model, train = make_model(), make_images(300)
+    model = make_model()
+    train = make_images(300)
     whole = Guard(model, "adascale").fit([train]).detector.state_dict()
     split = Guard(model, "adascale").fit(train.flip(0).split(70)).detector.state_dict()
     for key, tensor in whole.items():
@@ -137,7 +142,8 @@ def test_it_combines_with_any_detector_and_is_saved(tmp_path) -> None:
 
 
 def test_outside_a_guard_it_says_where_it_works() -> None:
-    batch, head = Batch(torch.rand(4, 8)), Head(torch.rand(3, 8))
+    batch = Batch(torch.rand(4, 8))
+    head = Head(torch.rand(3, 8))
     with pytest.raises(ValueError, match=r"fdbd.Guard\(model, 'adascale\+energy'\)"):
         fdbd.create("adascale").fit(batch, head)
     guard = Guard(make_model(), "adascale").fit([make_images(64)])

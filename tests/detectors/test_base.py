@@ -102,7 +102,8 @@ class Counted:
 
 def test_a_detector_of_two_passes_takes_one_batch_or_anything_that_starts_anew():
     batches = [DATA._replace(features=part, labels=None) for part in DATA.features.split(7)]
-    one, many = TwoPasses().fit(DATA, HEAD), TwoPasses().fit(batches, HEAD)
+    one = TwoPasses().fit(DATA, HEAD)
+    many = TwoPasses().fit(batches, HEAD)
     torch.testing.assert_close(one.mean, many.mean)
     torch.testing.assert_close(one.spread, many.spread)
     torch.testing.assert_close(one.mean, DATA.features.mean(dim=0))
@@ -298,7 +299,8 @@ def test_missing_logits_are_computed_from_the_head():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_the_base_class_fails_closed_on_what_a_detector_reads_and_on_nothing_else(bad):
-    features, logits = DATA.features.clone(), HEAD(DATA.features)
+    features = DATA.features.clone()
+    logits = HEAD(DATA.features)
     features[3, 1] = bad
     logits[5, 2] = bad
     batch = Batch(features, logits)
@@ -441,7 +443,8 @@ def test_logits_of_a_large_batch_are_computed_piece_by_piece(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    head, features = Head(torch.randn(5, 6)), torch.randn(3000, 6)
+    head = Head(torch.randn(5, 6))
+    features = torch.randn(3000, 6)
     batch = Batch(features, None, torch.arange(3000) % 5)
     whole = fdbd.create(name).fit(batch, head)
     monkeypatch.setattr(statistics, "LOGITS_AT_A_TIME", 5)

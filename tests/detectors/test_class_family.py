@@ -95,7 +95,8 @@ def test_nci_refuses_weights_that_are_none(alpha: float) -> None:
 def neco(train: Tensor, z: Tensor, dimension: int, standardize: bool) -> list[float]:
     """Shares by a singular value decomposition of the training data themselves."""
     rows = train.numpy()
-    mean, deviation = rows.mean(axis=0), rows.std(axis=0) if standardize else np.ones(rows.shape[1])
+    mean = rows.mean(axis=0)
+    deviation = rows.std(axis=0) if standardize else np.ones(rows.shape[1])
     _, _, directions = np.linalg.svd((rows - mean) / deviation, full_matrices=True)
     shares = []
     for row in z.numpy():
@@ -393,7 +394,8 @@ def test_weibull_laws_have_the_greatest_likelihood() -> None:
         def likelihood(k: float, s: float, x: Any = moved) -> float:
             return float(stats.weibull_min.logpdf(x, k, scale=s).sum())
 
-        k, s = shape[c].item(), scale[c].item()
+        k = shape[c].item()
+        s = scale[c].item()
         best = likelihood(k, s)
         for factor in (0.99, 1.01):
             assert likelihood(k * factor, s) < best

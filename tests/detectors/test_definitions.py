@@ -146,7 +146,8 @@ def parts_by_hand(model, images):
 
 
 def mds_by_definition(features, labels, queries):
-    scatter, means = np.zeros((features.shape[1],) * 2), []
+    scatter = np.zeros((features.shape[1],) * 2)
+    means = []
     for c in range(CLASSES):
         means.append(features[labels == c].mean(axis=0))
         scatter += sum(np.outer(z - means[c], z - means[c]) for z in features[labels == c])
@@ -157,7 +158,9 @@ def mds_by_definition(features, labels, queries):
 @pytest.mark.usefixtures("_double")
 @pytest.mark.parametrize("std", [None, STD], ids=["pixels", "normalised"])
 def test_mds_with_input_noise_is_that_of_its_definition(std):
-    model, (train, labels), (images, _) = make_model(), make_images(COUNT, 1), make_images(6, 2)
+    model = make_model()
+    (train, labels) = make_images(COUNT, 1)
+    (images, _) = make_images(6, 2)
     features = parts_by_hand(model, train)[0]
 
     def score(some):
@@ -189,7 +192,8 @@ def test_mds_with_input_noise_equals_pytorch_ood(epsilon, std):
     # distance under the scatter, not divided by N and with 1e-6 added to its diagonal (hence the
     # tolerance), halved, and an outlier score.
     peer = pytest.importorskip("pytorch_ood.detector")
-    model, (images, _) = make_model(), make_images(60, 2)
+    model = make_model()
+    (images, _) = make_images(60, 2)
     guard = Guard(model, MDS(), perturb=InputPerturbation(epsilon, objective="score", std=std)).fit(
         loader(COUNT, 1)
     )
@@ -207,7 +211,8 @@ def test_the_distance_of_each_layer_and_their_weighted_sum_equal_pytorch_ood():
     # Theirs sums the layers' distances by weights that the caller finds, without a mean and
     # deviation for each layer and without a regression. Their constants are those of one layer.
     peer = pytest.importorskip("pytorch_ood.detector")
-    model, (images, _) = make_model(), make_images(60, 2)
+    model = make_model()
+    (images, _) = make_images(60, 2)
     guard = Guard(model, MDS(layers=["1"])).fit(loader(COUNT, 1))
     detector = guard.detector
     with torch.no_grad():
@@ -237,7 +242,9 @@ def test_the_distance_of_each_layer_and_their_weighted_sum_equal_pytorch_ood():
 def test_the_weights_of_the_layers_are_those_of_a_regression_on_scores_of_their_definition(std):
     from sklearn.linear_model import LogisticRegression
 
-    model, (train, labels), (images, _) = make_model(), make_images(COUNT, 1), make_images(40, 2)
+    model = make_model()
+    (train, labels) = make_images(COUNT, 1)
+    (images, _) = make_images(40, 2)
     train.requires_grad_()
     (-model(train).log_softmax(dim=1)[range(COUNT), labels]).sum().backward()
     adversarial = train + ADVERSARIAL_STEP * train.grad.sign() / torch.tensor(std or 1.0).view(
@@ -382,7 +389,9 @@ def test_odd_shapes_are_scored_by_the_definition_in_both_precisions(problem, nam
     # this seed no query lies so near to the lower threshold of VRA that it might be removed or not.
     train, queries, head = problem(*shape, seed=1, dtype=torch.float32)
     tolerance = 2e-3 if name in ("react", "vra") else 1e-10
-    weight, bias, rows = numpy_of(head.weight), numpy_of(head.bias), numpy_of(train.features)
+    weight = numpy_of(head.weight)
+    bias = numpy_of(head.bias)
+    rows = numpy_of(train.features)
     definition = FIELD[name][1]
     expected = [
         definition(z, rows, lambda x: weight @ x + bias) for z in numpy_of(queries.features)
@@ -407,7 +416,8 @@ def test_odd_shapes_close_a_row_with_nan_and_leave_the_others_alone(problem, nam
     detector = fitted(name, train, head)
     spoilt = queries.features.clone()
     spoilt[[2, 7], [0, -1]] = torch.nan
-    scores, clean = detector.score(Batch(spoilt)), detector.score(queries)
+    scores = detector.score(Batch(spoilt))
+    clean = detector.score(queries)
     assert torch.isneginf(scores).nonzero()[:, 0].tolist() == [2, 7]
     others = torch.isfinite(scores)
     torch.testing.assert_close(scores[others], clean[others], rtol=1e-6, atol=1e-6)

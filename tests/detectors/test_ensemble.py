@@ -49,7 +49,8 @@ def columns(count: int, combine: str = "harmonic", calibration: Tensor | None = 
 
 def p_by_definition(calibration: list[float], score: float) -> float:
     """(1 + #{calibration ≤ s}) / (n + 1), linear between calibration scores."""
-    ordered, n = sorted(calibration), len(calibration)
+    ordered = sorted(calibration)
+    n = len(calibration)
     below = sum(value <= score for value in ordered)
     if below in (0, n):
         return (1 + below) / (n + 1)
@@ -59,7 +60,8 @@ def p_by_definition(calibration: list[float], score: float) -> float:
 
 @pytest.mark.parametrize("combine", ["harmonic", "fisher", "cauchy"])
 def test_the_score_is_the_combination_of_p_values(combine: str) -> None:
-    calibration, new = make_data(200, 3, seed=5)[0], make_data(60, 3, seed=6)[0] * 1.5
+    calibration = make_data(200, 3, seed=5)[0]
+    new = make_data(60, 3, seed=6)[0] * 1.5
     ensemble = columns(3, combine, calibration)
     p = [
         [p_by_definition(calibration[:, m].tolist(), s) for s in new[:, m].tolist()]
@@ -82,8 +84,10 @@ def test_the_score_is_the_combination_of_p_values(combine: str) -> None:
 
 @pytest.mark.parametrize("combine", ["harmonic", "fisher", "cauchy"])
 def test_a_member_of_weight_two_counts_like_two_of_weight_one(combine: str) -> None:
-    calibration, new = make_data(200, 2, seed=5)[0], make_data(60, 2, seed=6)[0] * 1.5
-    head, batch = Head(torch.eye(2, dtype=torch.float64)), Batch(calibration)
+    calibration = make_data(200, 2, seed=5)[0]
+    new = make_data(60, 2, seed=6)[0] * 1.5
+    head = Head(torch.eye(2, dtype=torch.float64))
+    batch = Batch(calibration)
     twice = Ensemble([Column(0), Column(0), Column(1)], combine)  # type: ignore[arg-type]
     weighted = Ensemble([Column(0), Column(1)], combine, weights=[5.0, 2.5])  # type: ignore[arg-type]
     expected = twice.fit(batch, head).calibrate(batch).score(Batch(new))
@@ -118,8 +122,10 @@ def test_weights_that_mean_nothing_are_refused(weights: object, says: str) -> No
 
 
 def test_objections_are_the_shares_of_the_weighted_log_p_values() -> None:
-    calibration, new = make_data(200, 2, seed=5)[0], make_data(60, 2, seed=6)[0] * 1.5
-    batch, head = Batch(calibration), Head(torch.eye(2, dtype=torch.float64))
+    calibration = make_data(200, 2, seed=5)[0]
+    new = make_data(60, 2, seed=6)[0] * 1.5
+    batch = Batch(calibration)
+    head = Head(torch.eye(2, dtype=torch.float64))
     ensemble = Ensemble([Column(0), Column(1)], "fisher", weights=[3, 1])  # type: ignore[arg-type]
     ensemble.fit(batch, head).calibrate(batch)
     surprise = -ensemble.p_values(Batch(new)).log() * torch.tensor([[0.75], [0.25]])
@@ -159,7 +165,8 @@ def test_p_values_of_new_in_distribution_samples_are_uniform() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2), st.floats(0, 3), st.sampled_from(["harmonic", "fisher", "cauchy"]))
 def test_a_higher_member_never_lowers_the_score(member: int, rise: float, combine: str) -> None:
-    ensemble, new = columns(3, combine), make_data(50, 3, seed=8)[0]
+    ensemble = columns(3, combine)
+    new = make_data(50, 3, seed=8)[0]
     raised = new.clone()
     raised[:, member] += rise
     assert (ensemble.score(Batch(raised)) >= ensemble.score(Batch(new)) - 1e-12).all()
@@ -167,7 +174,8 @@ def test_a_higher_member_never_lowers_the_score(member: int, rise: float, combin
 
 def test_members_that_are_sure_of_the_distribution_are_sure_together_in_single_precision() -> None:
     ensemble = columns(2, "cauchy").float()
-    high, middle = torch.full((1, 2), 100.0), torch.zeros(1, 2)
+    high = torch.full((1, 2), 100.0)
+    middle = torch.zeros(1, 2)
     assert ensemble.p_values(Batch(high)).min() == 1
     assert ensemble.score(Batch(high)) > 0.999
     assert ensemble.score(Batch(torch.tensor([[100.0, 0.0]]))) > ensemble.score(Batch(middle))

@@ -53,7 +53,8 @@ def defined(z, weight, bias, mean, normalizer, nearest=None):
 
 def reference(detector, training, features, head):
     mean = [math.fsum(column) / len(training) for column in training.double().T.tolist()]
-    weight, bias = head.weight.double().tolist(), head.bias.double().tolist()
+    weight = head.weight.double().tolist()
+    bias = head.bias.double().tolist()
     return torch.tensor(
         [
             defined(z, weight, bias, mean, detector.normalizer, detector.nearest)
@@ -77,10 +78,8 @@ def test_scores_are_those_of_the_definition(
     classes, width, dtype, normalizer, nearest, logits_given, seed
 ):
     head = random_head(classes, width, seed, dtype)
-    training, features = (
-        random(30, width, seed=seed + 2, dtype=dtype),
-        random(8, width, seed=seed + 3, dtype=dtype),
-    )
+    training = random(30, width, seed=seed + 2, dtype=dtype)
+    features = random(8, width, seed=seed + 3, dtype=dtype)
     detector = FDBD(normalizer, nearest).fit(Batch(training), head)
     scores = detector.score(Batch(features, head(features) if logits_given else None))
     expected = reference(detector, training, features, head)
@@ -115,10 +114,8 @@ def test_scores_agree_with_pytorch_ood(classes, width):
     with torch.no_grad():
         linear.weight.copy_(head.weight)
         linear.bias.copy_(head.bias)
-    training, features = (
-        random(200, width, seed=5, dtype=torch.float32),
-        random(300, width, seed=6, dtype=torch.float32),
-    )
+    training = random(200, width, seed=5, dtype=torch.float32)
+    features = random(300, width, seed=6, dtype=torch.float32)
     peer = peer_class(torch.nn.Identity(), linear).fit_features(training)
     scores = FDBD().fit(Batch(training), head).score(Batch(features))
     # Theirs rises with strangeness, ours falls; both are float32.
@@ -135,7 +132,8 @@ def test_float32_training_data_are_averaged_in_float64():
 
 
 def test_float64_data_or_head_make_a_float64_detector():
-    head, training = random_head(), random(20, 9)
+    head = random_head()
+    training = random(20, 9)
     assert FDBD().fit(Batch(training), head).center.dtype == torch.float64
     assert FDBD().fit(Batch(training.float()), head).center.dtype == torch.float32
     assert FDBD().fit(Batch(training.half()), head).center.dtype == torch.float32
@@ -172,7 +170,8 @@ def test_classes_of_equal_weights_have_no_boundary_between_them():
     head.weight[4] = head.weight[1]  # equal rows, equal biases
     head.bias[4] = head.bias[1]
     head.weight[5] = head.weight[2]  # equal rows, different biases
-    training, features = random(40, 9, seed=3), random(200, 9, seed=4)
+    training = random(40, 9, seed=3)
+    features = random(200, 9, seed=4)
     for nearest in (None, 3):
         detector = FDBD(nearest=nearest).fit(Batch(training), head)
         torch.testing.assert_close(
@@ -189,7 +188,9 @@ def test_fewer_than_two_distinct_classes_are_an_error():
 
 
 def test_a_binary_head_of_one_row_is_scored_as_two_classes():
-    row, training, features = random(1, 9), random(30, 9, seed=1), random(20, 9, seed=2)
+    row = random(1, 9)
+    training = random(30, 9, seed=1)
+    features = random(20, 9, seed=2)
     one = FDBD().fit(Batch(training), Head(row, torch.ones(1))).score(Batch(features))
     two = FDBD().fit(
         Batch(training), Head(torch.cat([-row / 2, row / 2]), torch.tensor([-0.5, 0.5]))
@@ -317,7 +318,8 @@ def test_compiled_and_exported_detectors_give_the_same_scores(nearest):
 
 
 def test_the_deviation_is_the_distance_from_the_mean():
-    training, features = random(40, 9, seed=1), random(10, 9, seed=2)
+    training = random(40, 9, seed=1)
+    features = random(10, 9, seed=2)
     scores = (
         Deviation().fit(Batch(training), random_head(dtype=torch.float64)).score(Batch(features))
     )

@@ -60,7 +60,8 @@ def mds_by_definition(batch: Batch, z: np.ndarray) -> np.ndarray:
 
 def rmds_by_definition(batch: Batch, z: np.ndarray) -> np.ndarray:
     features = batch.features.double().numpy()
-    mean, background = features.mean(axis=0), np.linalg.inv(np.cov(features.T, bias=True))
+    mean = features.mean(axis=0)
+    background = np.linalg.inv(np.cov(features.T, bias=True))
     relative = [(x - mean) @ background @ (x - mean) for x in z]
     return mds_by_definition(batch, z) + np.array(relative)
 
@@ -137,8 +138,10 @@ def test_ssd_finds_clusters_that_are_there() -> None:
     features = 10 * torch.eye(WIDTH, dtype=torch.float64)[labels] + torch.randn(
         900, WIDTH, generator=generator
     )
-    batch, head = Batch(features, None, labels), Head(torch.eye(3, WIDTH))
-    by_class, by_means = SSD().fit(batch, head), SSD(3).fit(batch._replace(labels=None), head)
+    batch = Batch(features, None, labels)
+    head = Head(torch.eye(3, WIDTH))
+    by_class = SSD().fit(batch, head)
+    by_means = SSD(3).fit(batch._replace(labels=None), head)
     z = Batch(queries())
     torch.testing.assert_close(by_means.score(z), by_class.score(z), rtol=1e-9, atol=0)
 
@@ -221,7 +224,8 @@ def test_features_that_do_not_vary_within_classes_are_an_error() -> None:
         torch.eye(3),
         torch.randn(3, 8, generator=torch.Generator().manual_seed(0)) * 100,
     ):
-        batch, head = Batch(features, None, torch.arange(3)), Head(torch.eye(3, features.shape[1]))
+        batch = Batch(features, None, torch.arange(3))
+        head = Head(torch.eye(3, features.shape[1]))
         for detector in (MDS(), RMDS()):
             with pytest.raises(ValueError, match="do not vary within their classes"):
                 detector.fit(batch, head)
@@ -280,11 +284,9 @@ def test_each_layer_has_its_own_gaussians() -> None:
 def test_the_regression_weighs_the_layer_that_gives_perturbed_samples_away() -> None:
     from sklearn.linear_model import LogisticRegression
 
-    head, clean, perturbed = (
-        Head(torch.eye(CLASSES, 6)),
-        layered(400, 1),
-        layered(400, 2, noise=1.0),
-    )
+    head = Head(torch.eye(CLASSES, 6))
+    clean = layered(400, 1)
+    perturbed = layered(400, 2, noise=1.0)
     both = clean._replace(adversarial=perturbed._replace(labels=None))
     detector = MDS(layers=["early", "middle"]).fit(
         [both.rows(slice(a, a + 90)) for a in range(0, 400, 90)], head
@@ -320,7 +322,8 @@ def test_a_non_finite_layer_fails_closed_whatever_the_sign_of_its_weight() -> No
 
 
 def test_missing_and_misshapen_layers_are_named() -> None:
-    head, batch = Head(torch.eye(CLASSES, 6)), layered(40, 0)
+    head = Head(torch.eye(CLASSES, 6))
+    batch = layered(40, 0)
     with pytest.raises(ValueError, match="lacks the layers \\['late'\\]"):
         MDS(["late"]).fit(batch, head)
     detector = MDS(["early"]).fit(batch, head)

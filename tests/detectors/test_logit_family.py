@@ -263,7 +263,8 @@ def test_temperature_fits_better_than_that_of_pytorch_ood() -> None:
         detector = TemperatureScaling().fit(
             Batch(logits, logits, labels), Head(torch.eye(5, dtype=torch.float64))
         )
-        found, theirs = detector.temperature.item(), peer.t.item()
+        found = detector.temperature.item()
+        theirs = peer.t.item()
         assert min(1, found) < theirs < max(1, found)
         assert nll(found, logits, labels) < nll(theirs, logits, labels)
         with torch.no_grad():

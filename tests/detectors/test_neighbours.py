@@ -84,7 +84,8 @@ def views_of(features: torch.Tensor) -> torch.Tensor:
 
 def test_csi_weighs_each_shifted_view_by_its_mean_norm_in_training() -> None:
     batch, head = training_data()
-    trained, asked = views_of(batch.features).numpy(), views_of(queries()).numpy()
+    trained = views_of(batch.features).numpy()
+    asked = views_of(queries()).numpy()
     expected = []
     for i in range(40):
         total = 0.0
@@ -105,7 +106,8 @@ def test_csi_weighs_each_shifted_view_by_its_mean_norm_in_training() -> None:
 def test_scores_agree_with_pytorch_ood() -> None:
     peer = pytest.importorskip("pytorch_ood.detector")
     batch, head = training_data(dtype=torch.float32)
-    z, labels = queries(torch.float32), torch.zeros(200).long()
+    z = queries(torch.float32)
+    labels = torch.zeros(200).long()
     theirs = peer.KNN(None, k=5).fit_features(batch.features, labels).predict_features(z)
     torch.testing.assert_close(
         KNN(5).fit(batch, head).score(Batch(z)), -theirs.float(), rtol=1e-5, atol=1e-6
@@ -128,9 +130,11 @@ def test_the_largest_products_are_those_of_a_full_sort(
     points: int, k: int, seed: int, ties: bool
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    rows, bank = torch.randn(5, 3, generator=generator), torch.randn(points, 3, generator=generator)
+    rows = torch.randn(5, 3, generator=generator)
+    bank = torch.randn(points, 3, generator=generator)
     if ties:
-        rows, bank = rows.round(), bank.round()
+        rows = rows.round()
+        bank = bank.round()
     k = min(k, points)
     values, indices = largest_products(rows, bank, k)
     products = rows @ bank.T
@@ -145,7 +149,8 @@ def test_the_search_in_blocks_is_the_search_in_one(
 ) -> None:
     from fdbd.core import linear_algebra as linalg
 
-    rows, bank = torch.randn(30, 4), torch.randn(1000, 4)
+    rows = torch.randn(30, 4)
+    bank = torch.randn(1000, 4)
     whole = (rows @ bank.T).topk(20, dim=1).values.flip(1)
     monkeypatch.setattr(linalg, "_QUERIES", 7)
     monkeypatch.setattr(linalg, "_POINTS", 110)
@@ -157,7 +162,8 @@ def test_the_search_in_blocks_is_the_search_in_one(
 
 def test_an_index_is_never_that_of_another_bank() -> None:
     pytest.importorskip("faiss")
-    head, z = Head(torch.eye(4)), Batch(torch.randn(20, 4))
+    head = Head(torch.eye(4))
+    z = Batch(torch.randn(20, 4))
     detector = KNN(3, index="flat")
     for seed in range(5):
         bank = torch.randn(200, 4, generator=torch.Generator().manual_seed(seed))
@@ -171,9 +177,11 @@ def test_an_index_is_never_that_of_another_bank() -> None:
 def test_faiss_indices_find_the_neighbours(index: str) -> None:
     pytest.importorskip("faiss")
     generator = torch.Generator().manual_seed(0)
-    batch, head = Batch(torch.randn(3000, 8, generator=generator)), Head(torch.randn(3, 8))
+    batch = Batch(torch.randn(3000, 8, generator=generator))
+    head = Head(torch.randn(3, 8))
     z = Batch(torch.randn(100, 8, generator=generator))
-    exact, other = KNN(10).fit(batch, head), KNN(10, index=index).fit(batch, head)
+    exact = KNN(10).fit(batch, head)
+    other = KNN(10, index=index).fit(batch, head)
     assert exact.recall(z) == 1
     assert other.recall(z) > (0.999 if index == "flat" else 0.5)
     if index == "flat":
@@ -233,7 +241,8 @@ def test_guides_have_the_energy_of_the_logits_that_were_given_and_shaped() -> No
 
 
 def test_alpha_keeps_about_that_share() -> None:
-    batch, head = Batch(torch.randn(5000, WIDTH)), Head(torch.eye(CLASSES, WIDTH))
+    batch = Batch(torch.randn(5000, WIDTH))
+    head = Head(torch.eye(CLASSES, WIDTH))
     for detector in (KNN(1, alpha=0.1), NNGuide(1, alpha=0.1)):
         assert 400 < len(detector.fit(batch, head).bank) < 600
     assert 400 < CSI(alpha=0.1).fit(batch, head).bank.shape[1] < 600

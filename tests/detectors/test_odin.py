@@ -32,20 +32,23 @@ def test_scores_equal_those_of_pytorch_ood(std: list[float] | None) -> None:
 
 
 def test_it_is_a_perturbation_and_a_hot_softmax() -> None:
-    model, images = make_model(), make_images(20, 2)
+    model = make_model()
+    images = make_images(20, 2)
     odin = Guard(model, "odin").fit([make_images(64)])
     parts = Guard(model, MSP(1000), perturb=InputPerturbation(0.0014)).fit([make_images(64)])
     torch.testing.assert_close(odin.score(images), parts.score(images))
 
 
 def test_the_step_raises_the_score_where_the_paper_s_printed_sign_would_lower_it() -> None:
-    model, images = make_model().double(), make_images(50, 2).double()
+    model = make_model().double()
+    images = make_images(50, 2).double()
     still, moved = (Guard(model, ODIN(epsilon=e)).fit([images]).score(images) for e in (0.0, 0.01))
     assert (moved > still).all()
 
 
 def test_the_batch_is_the_untouched_model_s_with_the_features_of_the_moved_images() -> None:
-    model, images = make_model(), make_images(6)
+    model = make_model()
+    images = make_images(6)
     classifier = Classifier(model)
     with torch.inference_mode():
         batch = ODIN(epsilon=0.05).observe(images, classifier)
@@ -59,7 +62,8 @@ def test_the_batch_is_the_untouched_model_s_with_the_features_of_the_moved_image
 
 
 def test_decisions_keep_the_models_logits() -> None:
-    model, images = make_model(), make_images(6)
+    model = make_model()
+    images = make_images(6)
     decision = (
         Guard(model, "react+odin").fit([make_images(64)]).calibrate([make_images(64, 3)])(images)
     )
@@ -67,7 +71,8 @@ def test_decisions_keep_the_models_logits() -> None:
 
 
 def test_outside_a_guard_it_says_where_it_works() -> None:
-    head, batch = Head(torch.eye(3)), Batch(torch.rand(4, 3))
+    head = Head(torch.eye(3))
+    batch = Batch(torch.rand(4, 3))
     with pytest.raises(ValueError, match=r"fdbd.Guard\(model, 'odin'\)"):
         ODIN().fit(batch, head)
     guard = Guard(make_model(), "odin").fit([make_images(64)])

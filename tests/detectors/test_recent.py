@@ -31,9 +31,13 @@ def head() -> Head:
     return Head(weight, torch.randn(CLASSES, generator=generator).double())
 
 
-TRAIN, ASKED, HEAD = data(300, 1), data(40, 2), head()
-Z, Q = TRAIN.features.numpy(), ASKED.features.numpy()
-W, B = HEAD.weight.numpy(), HEAD.bias.numpy()
+TRAIN = data(300, 1)
+ASKED = data(40, 2)
+HEAD = head()
+Z = TRAIN.features.numpy()
+Q = ASKED.features.numpy()
+W = HEAD.weight.numpy()
+B = HEAD.bias.numpy()
 
 
 def scores_of(name: str, **options: object) -> np.ndarray:
@@ -113,7 +117,8 @@ def test_optfs_takes_the_class_from_given_logits() -> None:
 
 def test_kernel_pca_is_the_reconstruction_error_of_random_fourier_features() -> None:
     detector = fdbd.create("kpca", components=24, gamma=0.7, explained=0.6).fit(TRAIN, HEAD)
-    frequencies, phases = detector.frequencies.numpy(), detector.phases.numpy()
+    frequencies = detector.frequencies.numpy()
+    phases = detector.phases.numpy()
 
     def mapped(rows: np.ndarray) -> np.ndarray:
         return math.sqrt(2 / 24) * np.cos(unit(rows) @ frequencies.T + phases)
@@ -145,7 +150,8 @@ def test_weiper_is_the_divergence_of_smoothed_histograms() -> None:
     options = {"copies": 3, "bins": 12, "smoothing": 4, "smoothing_logits": 3,
                "weight_logits": 0.5, "weight_msp": 2.0}  # fmt: skip
     detector = fdbd.create("weiper", **options).fit(TRAIN, HEAD)
-    weight, bias = detector.perturbed_weight.numpy(), detector.perturbed_bias.numpy()
+    weight = detector.perturbed_weight.numpy()
+    bias = detector.perturbed_bias.numpy()
 
     def histograms(rows: np.ndarray, of_train: np.ndarray) -> np.ndarray:
         gap = (of_train.max() - of_train.min()) / len(of_train)
@@ -278,7 +284,8 @@ def test_nac_looks_up_how_many_training_samples_share_each_state() -> None:
     lower = np.emath.logn(1000.0, np.linspace(1, np.sqrt(1000.0), edge_count // 2))
     edges = np.append(np.concatenate([lower[:-1], (1 - lower)[::-1]]), 1.2)
     edges[-2] += 0.01
-    of_train, of_asked = states(Z), states(Q)
+    of_train = states(Z)
+    of_asked = states(Q)
     expected = np.zeros(len(Q))
     for low, high in itertools.pairwise(edges):
         filled = ((of_train >= low) & (of_train < high)).sum(axis=0) / (fill * len(Z))

@@ -116,7 +116,8 @@ def test_rankings_are_those_of_pytorch_ood(name: str, extracted: tuple[Features,
     from scipy.stats import spearmanr
 
     features, head = extracted
-    train, z = features("train"), features("textures_dtd10").features
+    train = features("train")
+    z = features("textures_dtd10").features
     theirs = {
         "mds": lambda: peer.Mahalanobis(None),
         "rmds": lambda: peer.RMD(None),

@@ -44,7 +44,8 @@ def by_definition(shaping: Shaping, row: list[float]) -> list[float]:
     width = len(row)
     k = width - int(np.round(width * shaping.percentile / 100))
     order = sorted(range(width), key=lambda j: (-row[j], j))[:k]
-    total, top = math.fsum(row), math.fsum(row[j] for j in order)
+    total = math.fsum(row)
+    top = math.fsum(row[j] for j in order)
     if isinstance(shaping, SCALE):
         return [value * math.exp(total / top) for value in row]
     kept = {
@@ -127,7 +128,8 @@ def test_lts_scales_logits_by_the_squared_ratio_of_positive_activations() -> Non
 
 @pytest.mark.parametrize("percentile", [50.0, 80.0, 90.0, 99.0])
 def test_react_clips_at_the_percentile_of_all_training_activations(percentile: float) -> None:
-    train, new = torch.randn(400, 30).relu(), make_features(10, 30, dtype=torch.float32) * 4
+    train = torch.randn(400, 30).relu()
+    new = make_features(10, 30, dtype=torch.float32) * 4
     shaping = (
         Shaped(ReAct(percentile), Energy())
         .fit(Batch(train), make_head(30, dtype=torch.float32))
@@ -150,7 +152,8 @@ def test_vra_takes_each_features_own_percentiles(make) -> None:
     for name, fraction in (("alpha", 0.60), ("beta", 0.95)):
         expected = np.quantile(train.numpy(), fraction, axis=0)
         np.testing.assert_allclose(getattr(shaping, name).numpy(), expected, rtol=2**-12)
-    alpha, beta = shaping.alpha.tolist(), shaping.beta.tolist()
+    alpha = shaping.alpha.tolist()
+    beta = shaping.beta.tolist()
     new = make(20, 12) * torch.logspace(-20, 20, 12)
     expected = [
         [0.0 if v < a else min(v, b) for v, a, b in zip(row, alpha, beta)] for row in new.tolist()
@@ -182,7 +185,8 @@ def test_vra_keeps_a_feature_that_never_changes(dtype: torch.dtype) -> None:
 def test_a_broken_view_scores_minus_infinity_and_is_not_learnt_from(
     bad: float, shaping: str, detector: str
 ) -> None:
-    features, head = make_features(40, 6).relu() + 0.1, make_head(6)
+    features = make_features(40, 6).relu() + 0.1
+    head = make_head(6)
     views = torch.stack([features, features.flip(1)])
     fitted = fdbd.create(f"{shaping}+{detector}").fit(Batch(features, views=views), head)
     broken = views.clone()
@@ -232,10 +236,8 @@ def peers() -> dict[str, object]:
 @pytest.mark.parametrize("name", ["react", "ash-p", "ash-b", "ash-s", "scale", "lts", "vra"])
 def test_scores_equal_those_of_pytorch_ood(name: str) -> None:
     peer = peers()[name]
-    train, new = (
-        make_features(2000, 48, dtype=torch.float32),
-        make_features(100, 48, 5, dtype=torch.float32),
-    )
+    train = make_features(2000, 48, dtype=torch.float32)
+    new = make_features(100, 48, 5, dtype=torch.float32)
     if name in ("react", "vra"):
         peer.fit_feature_maps(train[:, :, None, None], torch.zeros(2000))
     # pytorch-ood raises what lies below VRA's lower threshold to it, the paper and its authors'

@@ -34,7 +34,8 @@ def by_definition(
     features: np.ndarray, head: Head, dim: int, z: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scores of Residual and of ViM, by loops."""
-    weight, bias = head.weight.double().numpy(), head.bias.double().numpy()
+    weight = head.weight.double().numpy()
+    bias = head.bias.double().numpy()
     origin = -np.linalg.pinv(weight) @ bias
     moment = np.zeros((features.shape[1], features.shape[1]))
     for x in features:
@@ -76,7 +77,8 @@ def test_more_classes_than_features_is_the_same_formula() -> None:
 def test_given_logits_are_used() -> None:
     batch, head = training_data()
     detector = ViM().fit(batch, head)
-    z, logits = queries(), torch.zeros(40, CLASSES, dtype=torch.float64)
+    z = queries()
+    logits = torch.zeros(40, CLASSES, dtype=torch.float64)
     expected = (
         np.log(CLASSES)
         + float(detector.alpha) * Residual().fit(batch, head).score(Batch(z)).numpy()
@@ -178,7 +180,8 @@ def test_a_head_whose_rows_sum_to_zero_has_its_origin_near_the_data(dim: int) ->
     torch.manual_seed(0)
     weight = torch.randn(10, 64)
     weight -= weight.mean(dim=0)
-    head, features = Head(weight, torch.ones(10)), torch.randn(500, 64) * torch.linspace(0.2, 2, 64)
+    head = Head(weight, torch.ones(10))
+    features = torch.randn(500, 64) * torch.linspace(0.2, 2, 64)
     detector = ViM(dim).fit(Batch(features), head)
     assert detector.origin.norm() < 1
     linear = torch.nn.Linear(64, 10)

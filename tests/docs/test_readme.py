@@ -26,7 +26,8 @@ def test_the_code_in_the_readme_runs_as_it_stands(tmp_path, monkeypatch) -> None
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 5)).eval()
-    train, validation = torch.randn(256, 3, 4, 4), torch.randn(128, 3, 4, 4)
+    train = torch.randn(256, 3, 4, 4)
+    validation = torch.randn(128, 3, 4, 4)
     names = {
         "model": model,
         "train_loader": DataLoader(TensorDataset(train, torch.arange(256) % 5), batch_size=64),

@@ -31,7 +31,8 @@ def data(rows: int, seed: int) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def guard() -> fdbd.Guard:
     torch.manual_seed(0)
-    first, second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 12, 3)
+    first = nn.Conv2d(3, 8, 3)
+    second = nn.Conv2d(8, 12, 3)
     model = nn.Sequential(
         first,
         nn.BatchNorm2d(8),
@@ -52,7 +53,8 @@ def test_the_graph_in_8_bits_is_calibrated_by_its_own_scores(
     record = export_int8(guard, tmp_path / "g.onnx", data(4, 4), calibration, disagreement=0.3)
     assert record.is_verified
     shift = Shift(**record.details["int8"])
-    backend, about = OnnxBackend(tmp_path / "g.onnx"), metadata(tmp_path / "g.onnx")
+    backend = OnnxBackend(tmp_path / "g.onnx")
+    about = metadata(tmp_path / "g.onnx")
     kept = torch.cat(calibration)[torch.arange(300) % 5 != 0].numpy()
     answers = backend.decide(kept)
     assert shift.samples == len(kept) == 240
@@ -105,7 +107,8 @@ def test_openvino_gives_the_guards_decisions(guard: fdbd.Guard, tmp_path: Path) 
     compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     rows = data(50, 6)
     rows[3, 0, 0, 0] = torch.nan
-    answers, decision = compiled({"images": rows.numpy()}), guard(rows)
+    answers = compiled({"images": rows.numpy()})
+    decision = guard(rows)
     assert answers["is_ood"][3]
     clear = (decision.scores - guard.threshold.value).abs() > 1e-3
     assert clear.sum() > 40

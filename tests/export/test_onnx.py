@@ -75,7 +75,8 @@ def assert_same(got: dict[str, np.ndarray], decision: fdbd.Decision) -> None:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> tuple[Guard, Path]:
-    guard, path = head_guard(), tmp_path_factory.mktemp("onnx") / "guard.onnx"
+    guard = head_guard()
+    path = tmp_path_factory.mktemp("onnx") / "guard.onnx"
     guard.export_onnx(path, Batch(features(3, 5).features), class_names=["a", "b", "c", "d", "é"])
     return guard, path
 
@@ -97,7 +98,8 @@ def test_a_row_that_is_not_finite_is_ood_in_the_graph_and_spoils_no_other(export
     clean = features(3, 6).features
     broken = clean.clone()
     broken[1, 4] = bad
-    got, expected = run(path, features=broken), run(path, features=clean)
+    got = run(path, features=broken)
+    expected = run(path, features=clean)
     assert got["score"][1] == -np.inf
     assert got["is_ood"][1]
     assert got["p_value"][1] == np.float32(1 / 201)
@@ -213,7 +215,8 @@ def test_many_calibration_scores_leave_p_values_and_decisions_exact(tmp_path):
     guard = head_guard("msp", calibration=4000, alpha=0.03)
     guard.export_onnx(tmp_path / "guard.onnx", features(4, 5))
     batch = features(500, 7)._replace(labels=None)
-    got, expected = run(tmp_path / "guard.onnx", features=batch.features), guard.decide(batch)
+    got = run(tmp_path / "guard.onnx", features=batch.features)
+    expected = guard.decide(batch)
     scores = torch.from_numpy(got["score"])
     assert np.abs(got["p_value"] - guard.threshold.p_values(scores).numpy()).max() < 1e-6
     assert (got["is_ood"] == guard.threshold.is_ood(scores).numpy()).all()
@@ -362,7 +365,8 @@ def test_a_graph_whose_logits_differ_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["label", "p_value", "is_ood"])
 def test_what_follows_from_the_score_is_compared_too(name):
     threshold = fdbd.Threshold.quantile(torch.arange(10.0))
-    logits, scores = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([0.5, 7.0])
+    logits = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
+    scores = torch.tensor([0.5, 7.0])
     right = dict(zip(deploy.OUTPUTS, (logits, logits.argmax(1), scores, *threshold(scores))))
     onnx_export._compare([*right.values()], [*right.values()], threshold, "a test")
     wrong = {**right, name: 1 - right[name].float()}

@@ -78,7 +78,10 @@ def test_the_score_is_that_of_the_detector_on_the_classifiers_weights():
     X, y = blobs()
     model = OODDetector(make_pipeline(StandardScaler(), LogisticRegression())).fit(X, y)
     scaler, linear = model.classifier_[0], model.classifier_[1]
-    Z, W, b, mean = scaler.transform(far(5)), linear.coef_, linear.intercept_, None
+    Z = scaler.transform(far(5))
+    W = linear.coef_
+    b = linear.intercept_
+    mean = None
     train, held = model._split(y)
     mean = scaler.transform(X[train]).mean(axis=0)
     for z, score in zip(Z, model.score_samples(far(5))):
@@ -214,7 +217,8 @@ def test_it_sits_in_a_pipeline_and_a_grid_search():
 def test_the_score_counts_correct_classes_and_rejected_strangers():
     X, y = blobs()
     model = OODDetector().fit(X, y)
-    mixed, labels = np.concatenate([X, far()]), np.concatenate([y, np.full(100, 77)])
+    mixed = np.concatenate([X, far()])
+    labels = np.concatenate([y, np.full(100, 77)])
     accepted = model.predict(mixed) == 1
     right = [
         (a and c == t) if t < 4 else not a

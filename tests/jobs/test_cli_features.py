@@ -71,7 +71,8 @@ def test_the_fit_equals_one_in_memory_on_the_rows_that_were_not_held_out(place, 
     assert (found["fit_rows"], found["calibration_rows"]) == (400, 100)
     held = np.random.default_rng(0).permutation(500) < 100
     arrays = np.load("head.npz")
-    train, labels = torch.from_numpy(features(500)), torch.arange(500) % CLASSES
+    train = torch.from_numpy(features(500))
+    labels = torch.arange(500) % CLASSES
     expected = fdbd.Guard(fdbd.Head(arrays["weight"], arrays["bias"]), "mds")
     expected.fit(fdbd.Batch(train[~held], None, labels[~held])).calibrate(fdbd.Batch(train[held]))
     fresh = fdbd.Batch(torch.from_numpy(features(50, seed=3)))
@@ -108,10 +109,8 @@ def test_every_form_of_the_same_features_gives_the_guards_own_decisions(
 
 
 def test_logits_in_the_file_are_the_ones_that_count(guard, place, result) -> None:
-    values, logits = (
-        features(40, seed=1),
-        np.random.default_rng(2).standard_normal((40, CLASSES)).astype(np.float32),
-    )
+    values = features(40, seed=1)
+    logits = np.random.default_rng(2).standard_normal((40, CLASSES)).astype(np.float32)
     write(place / "new.parquet", features=fixed(values), logits=fixed(logits))
     result("score", "guard.safetensors", "new.parquet")
     decision = guard.decide(fdbd.Batch(torch.from_numpy(values), torch.from_numpy(logits)))
@@ -295,7 +294,8 @@ def test_a_row_of_another_width_is_named_wherever_it_stands(guard, place, result
 
 @pytest.mark.parametrize("form", ["parquet", "npz"])
 def test_labels_that_are_text_trouble_only_a_fit(form, guard, place, result, run) -> None:
-    values, names = features(20, seed=1), np.array(["ant", "bee"] * 10)
+    values = features(20, seed=1)
+    names = np.array(["ant", "bee"] * 10)
     if form == "npz":
         np.savez(place / "new.npz", features=values, y=names)
     else:
@@ -367,13 +367,12 @@ def test_nearest_boundaries_and_discoveries_are_columns_where_asked_for(
     assert found["discoveries"] == expected.sum()
     if ending == "csv":
         rows = list(csv.DictReader(Path("s.csv").read_text(encoding="utf-8").splitlines()))
-        nearest, named = (
-            [row["nearest"] or None for row in rows],
-            [row["discovery"] == "true" for row in rows],
-        )
+        nearest = [row["nearest"] or None for row in rows]
+        named = [row["discovery"] == "true" for row in rows]
     else:
         table = pq.read_table("s.parquet")
-        nearest, named = table["nearest"].to_pylist(), table["discovery"].to_pylist()
+        nearest = table["nearest"].to_pylist()
+        named = table["discovery"].to_pylist()
     assert nearest == [
         None if row == 7 else str(label) for row, label in enumerate(why.nearest.tolist())
     ]

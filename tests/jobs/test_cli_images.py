@@ -232,7 +232,8 @@ def test_an_exported_program_takes_a_word_of_trust_and_gives_the_same_scores(
         "--out",
         "b.parquet",
     )
-    ours, theirs = pq.read_table("a.parquet"), pq.read_table("b.parquet")
+    ours = pq.read_table("a.parquet")
+    theirs = pq.read_table("b.parquet")
     assert ours["label"].equals(theirs["label"])
     np.testing.assert_allclose(ours["score"].to_numpy(), theirs["score"].to_numpy(), rtol=1e-5)
 
@@ -265,7 +266,8 @@ def test_images_in_npz_give_the_rows_that_the_same_images_in_files_give(tiny, re
             "score", "guard.safetensors", data, "--model", "tinyfactory:tiny", "--out", f"{data}.parquet",
             "--batch-size", 7,
         )  # fmt: skip
-    ours, theirs = pq.read_table("images.npz.parquet"), pq.read_table("images.parquet")
+    ours = pq.read_table("images.npz.parquet")
+    theirs = pq.read_table("images.parquet")
     assert ours["row"].to_pylist() == list(range(60))
     assert ours.drop_columns("row").equals(theirs.drop_columns("path"))
     assert (
@@ -452,7 +454,8 @@ def test_a_guard_that_names_no_model_takes_the_preprocessing_of_the_one_that_is_
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "tinyfactory.py").write_text(FACTORY)
     folder = make_folder(tmp_path / "images", (), 30, 40)
-    card, model = fdbd.networks.zoo_card("cifar10-ce"), fdbd.networks.zoo("cifar10-ce")
+    card = fdbd.networks.zoo_card("cifar10-ce")
+    model = fdbd.networks.zoo("cifar10-ce")
     files = sorted(folder.iterdir())
     inputs = card.preprocess([np.asarray(Image.open(file)) for file in files])
     fdbd.Guard(model).fit([inputs[:15]]).calibrate([inputs[15:]]).save("guard.safetensors")

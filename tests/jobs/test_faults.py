@@ -74,7 +74,8 @@ def test_an_input_that_is_replaced_during_a_run_is_an_error_and_no_mixture(
         else:
             np.savez(path, features=values(1000, seed))
 
-    target, other = place / f"today.{form}", place / f"other.{form}"
+    target = place / f"today.{form}"
+    other = place / f"other.{form}"
     write(target, 3)
     original = output.Output.write
 
@@ -382,7 +383,8 @@ def test_the_guards_file_is_read_once(place, result, monkeypatch) -> None:
 
 
 def test_saving_removes_what_killed_saves_left(place) -> None:
-    draft, young = place / ".0badcafe.guard.safetensors", place / ".1badcafe.guard.safetensors"
+    draft = place / ".0badcafe.guard.safetensors"
+    young = place / ".1badcafe.guard.safetensors"
     draft.touch()
     young.touch()
     os.utime(draft, (0, 0))

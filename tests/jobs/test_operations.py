@@ -328,7 +328,8 @@ def test_two_guards_are_compared_row_by_row(place, run, result) -> None:
     result("fit", *arguments, "--detector", "msp", "--out", "msp.safetensors")
     result("score", "msp.safetensors", "mixed.npz", "--out", "msp.csv")
     found = result("compare", "scores.parquet", "msp.csv", "--out", "page.html")
-    one, two = read_scored(Path("scores.parquet")), read_scored(Path("msp.csv"))
+    one = read_scored(Path("scores.parquet"))
+    two = read_scored(Path("msp.csv"))
     first, second = one.is_ood, two.is_ood
     assert found["flagged"] == {
         "both": int((first & second).sum()),

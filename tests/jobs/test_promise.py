@@ -27,7 +27,8 @@ def files(tmp_path_factory) -> Path:
         features=bundle.train.features.float().numpy(),
         y=bundle.train.labels.numpy(),
     )
-    test, labels = bundle.test.features.float().numpy(), bundle.test.labels.numpy()
+    test = bundle.test.features.float().numpy()
+    labels = bundle.test.labels.numpy()
     order = np.random.default_rng(0).permutation(len(test))
     for name, rows in (("calibration", order[::2]), ("fresh", order[1::2])):
         np.savez(folder / f"{name}.npz", features=test[rows], y=labels[rows])
@@ -39,7 +40,8 @@ def files(tmp_path_factory) -> Path:
 def test_false_alarms_on_fresh_data_are_those_asked_for(
     detector, target, files, tmp_path, result
 ) -> None:
-    guard, out = tmp_path / "guard.safetensors", tmp_path / "scores.csv"
+    guard = tmp_path / "guard.safetensors"
+    out = tmp_path / "scores.csv"
     fitted = result(
         "fit", files / "train.npz", "--head", files / "head.npz", "--calibration", files / "calibration.npz",
         "--detector", detector, *target, "--out", guard,

@@ -224,10 +224,8 @@ def test_features_in_csv_give_the_decisions_of_features_in_npz(place, result) ->
     )
     result("score", "npz.safetensors", "train.npz", "--out", "npz.parquet")
     assert summary["unreadable"] == 2
-    found, other = (
-        pq.read_table("csv.parquet").to_pylist(),
-        pq.read_table("npz.parquet").to_pylist(),
-    )
+    found = pq.read_table("csv.parquet").to_pylist()
+    other = pq.read_table("npz.parquet").to_pylist()
     assert [row["id"] for row in found] == [f"a{number}" for number in range(300)]
     assert found[5]["error"] == "its features_1 is 'much', expected a number"
     assert found[6]["is_ood"]

@@ -199,7 +199,8 @@ def test_shared_parts_are_each_done_once_by_at_most_as_many_threads_as_torch_has
     set_threads, count
 ):
     set_threads(count)
-    done, workers = [], set()
+    done = []
+    workers = set()
     barrier = threading.Barrier(min(count, 3))
 
     def work(start, stop):
@@ -452,7 +453,8 @@ def test_without_a_cache_folder_threads_share_one_compilation(monkeypatch):
         raise RuntimeError("cannot cache function: no locator available")
 
     monkeypatch.setattr(caching.FunctionCache, "__init__", no_folder)
-    kernel, made = compiled.Kernel(compiled.add_rows.function), []
+    kernel = compiled.Kernel(compiled.add_rows.function)
+    made = []
     make = kernel._compile
     monkeypatch.setattr(kernel, "_compile", lambda cache: made.append(cache) or make(cache))
     sums = np.zeros((4, 2))
@@ -484,7 +486,8 @@ def test_a_few_rows_score_as_the_definition_says(dtype: torch.dtype, divide: boo
         return torch.randn(*shape, generator=generator).to(dtype)
 
     folded = (normal(5, 12), normal(5), normal(12), torch.tensor(1e-3, dtype=dtype))
-    features, logits = normal(9, 12), normal(9, 5)
+    features = normal(9, 12)
+    logits = normal(9, 5)
     logits[2, 1] = torch.nan
     logits[3, 4] = -torch.inf
     features[5] = torch.inf

@@ -54,7 +54,8 @@ def test_logsumexp_and_the_largest_probability_are_those_of_exact_exponentials(
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
 @pytest.mark.parametrize("rows", [1, 5, 11])
 def test_products_about_a_pivot_equal_a_loop(rows, dtype):
-    values, pivot = random(rows, 3, dtype=dtype), random(3, seed=1)
+    values = random(rows, 3, dtype=dtype)
+    pivot = random(3, seed=1)
     squares = products(values, pivot)
     expected = torch.zeros(3, 3, dtype=torch.float64)
     for row in values.double():
@@ -76,7 +77,8 @@ def test_moments_keep_their_digits_where_the_mean_is_huge_and_an_outlier_comes_f
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_by_class_equal_a_loop(dtype):
-    values, classes = random(20, 3, dtype=dtype), torch.arange(20) % 4
+    values = random(20, 3, dtype=dtype)
+    classes = torch.arange(20) % 4
     means = ClassMeans(5, 3)
     for rows in (slice(0, 7), slice(7, 20)):
         means.update(Batch(values[rows], None, classes[rows]))
@@ -113,11 +115,9 @@ def test_a_bank_names_the_row_that_is_not_finite_and_takes_large_ones(kind):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norms_of_projections_are_those_of_a_loop(dtype, monkeypatch):
     monkeypatch.setattr(linear_algebra, "_ELEMENTS", 100)  # blocks of 64 rows
-    rows, basis, shift = (
-        random(401, 6, dtype=dtype),
-        random(6, 3, seed=1, dtype=dtype),
-        random(3, seed=2, dtype=dtype),
-    )
+    rows = random(401, 6, dtype=dtype)
+    basis = random(6, 3, seed=1, dtype=dtype)
+    shift = random(3, seed=2, dtype=dtype)
     rows[17, 2] = math.nan
 
     def norms(some):
@@ -149,7 +149,8 @@ def test_a_bank_keeps_its_rows_when_a_loader_uses_its_memory_again():
 def test_the_nearest_point_found_block_by_block_is_that_of_the_whole(monkeypatch):
     monkeypatch.setattr(linear_algebra, "_QUERIES", 100)
     monkeypatch.setattr(linear_algebra, "_POINTS", 700)
-    rows, points = random(333, 5), random(3000, 5, seed=1)
+    rows = random(333, 5)
+    points = random(3000, 5, seed=1)
     values, columns = linear_algebra.largest_products(rows, points, 1)
     exact = (rows @ points.T).topk(1, dim=1)
     torch.testing.assert_close(values.sort(dim=1, descending=True).values, exact.values)

@@ -21,10 +21,8 @@ def scores(seed: int = 0) -> tuple[np.ndarray, list[np.ndarray], np.ndarray, lis
         common = rng.normal(mean, 1, count)
         return common + 0.5 * rng.normal(size=count), common + 0.5 * rng.normal(size=count)
 
-    inside, outside = (
-        both(300, 1.5),
-        [both(count, mean) for count, mean in ((120, 0.0), (200, 0.3), (80, -0.5))],
-    )
+    inside = both(300, 1.5)
+    outside = [both(count, mean) for count, mean in ((120, 0.0), (200, 0.3), (80, -0.5))]
     return inside[0], [part[0] for part in outside], inside[1], [part[1] for part in outside]
 
 

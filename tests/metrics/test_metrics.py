@@ -137,7 +137,8 @@ def test_every_interval_contains_its_value(
 
 
 def test_tensors_arrays_and_lists_give_the_same() -> None:
-    inside, outside = torch.randn(50) + 1, torch.randn(40)
+    inside = torch.randn(50) + 1
+    outside = torch.randn(40)
     expected = metrics.evaluate(inside, outside)
     assert metrics.evaluate(inside.numpy(), outside.numpy()) == expected
     assert metrics.evaluate(inside.tolist(), outside.tolist()) == expected
@@ -182,8 +183,10 @@ def test_bad_options_are_named() -> None:
 
 def test_conventions_differ_only_in_fpr() -> None:
     rng = np.random.default_rng(0)
-    inside, outside = rng.normal(1, 1, 300), rng.normal(0, 2, 200)
-    a, b = metrics.evaluate(inside, outside), metrics.evaluate(inside, outside, positive="ood")
+    inside = rng.normal(1, 1, 300)
+    outside = rng.normal(0, 2, 200)
+    a = metrics.evaluate(inside, outside)
+    b = metrics.evaluate(inside, outside, positive="ood")
     assert (a.auroc, a.aupr_in, a.aupr_out) == (b.auroc, b.aupr_in, b.aupr_out)
     assert a.fpr != b.fpr
     assert b.fpr == metrics.evaluate(-outside, -inside).fpr
@@ -209,7 +212,8 @@ def test_an_evaluation_is_a_plain_record() -> None:
 
 def test_the_seed_decides_the_interval() -> None:
     rng = np.random.default_rng(0)
-    inside, outside = rng.normal(1, 1, 200), rng.normal(0, 1, 200)
+    inside = rng.normal(1, 1, 200)
+    outside = rng.normal(0, 1, 200)
     first, again, other = (metrics.evaluate(inside, outside, seed=seed) for seed in (0, 0, 1))
     assert first.to_dict() == again.to_dict()
     assert first.fpr.interval != other.fpr.interval
@@ -217,7 +221,8 @@ def test_the_seed_decides_the_interval() -> None:
 
 def test_roc_curve_passes_through_the_measures() -> None:
     rng = np.random.default_rng(0)
-    inside, outside = rng.normal(1, 1, 3000).round(3), rng.normal(0, 1, 2000).round(3)
+    inside = rng.normal(1, 1, 3000).round(3)
+    outside = rng.normal(0, 1, 2000).round(3)
     fpr, tpr, _ = metrics.roc_curve(inside, outside, points=100_000)
     assert (np.diff(fpr) * (tpr[1:] + tpr[:-1]) / 2).sum() == pytest.approx(
         metrics.auroc(inside, outside), abs=1e-12
@@ -236,11 +241,13 @@ def test_roc_curve_passes_through_the_measures() -> None:
 
 def test_delong_variance_matches_its_definition() -> None:
     rng = np.random.default_rng(0)
-    inside, outside = rng.normal(1, 1, (2, 40)).round(1), rng.normal(0, 1, (2, 30)).round(1)
+    inside = rng.normal(1, 1, (2, 40)).round(1)
+    outside = rng.normal(0, 1, (2, 30)).round(1)
     wins = (inside[:, :, None] > outside[:, None, :]) + 0.5 * (
         inside[:, :, None] == outside[:, None, :]
     )
-    by_id, by_ood = wins.mean(2), wins.mean(1)
+    by_id = wins.mean(2)
+    by_ood = wins.mean(1)
     covariance = np.cov(by_id) / 40 + np.cov(by_ood) / 30
     result = metrics.delong_test(inside[0], outside[0], inside[1], outside[1])
     assert result.difference == pytest.approx(wins[0].mean() - wins[1].mean())
@@ -253,7 +260,8 @@ def test_delong_test_is_uniform_under_equal_detectors_and_small_under_different_
     rng = np.random.default_rng(0)
     p_values = []
     for _ in range(400):
-        truth_id, truth_ood = rng.normal(1, 1, 150), rng.normal(0, 1, 150)
+        truth_id = rng.normal(1, 1, 150)
+        truth_ood = rng.normal(0, 1, 150)
         noisy = [
             truth + rng.normal(0, 1, 150) for truth in (truth_id, truth_ood, truth_id, truth_ood)
         ]
@@ -299,7 +307,8 @@ def test_constant_scores_and_single_samples_have_intervals() -> None:
 
 def test_the_bootstrap_agrees_with_resampling_both_sides() -> None:
     rng = np.random.default_rng(0)
-    inside, outside = rng.normal(2, 1, 800), rng.normal(0, 1, 600)
+    inside = rng.normal(2, 1, 800)
+    outside = rng.normal(0, 1, 600)
     low, high = fpr_interval([Counts.from_scores(inside, outside)], 0.95, 0.95, 20_000, seed=0)
     resampled = [
         metrics.fpr_at_tpr(rng.choice(inside, len(inside)), rng.choice(outside, len(outside)))
@@ -327,7 +336,8 @@ SIZES = [(200, 200), (1000, 300), (200, 1000)]
 def population(name: str, sizes: tuple[int, int]) -> dict[str, float]:
     """The measures of the distributions themselves, from a large sample; AUPR at the class balance
     of `sizes`."""
-    rng, n = np.random.default_rng(123), 400_000
+    rng = np.random.default_rng(123)
+    n = 400_000
     inside, outside = (sampler(rng, n) for sampler in SETTINGS[name])
     counts = Counts.from_scores(inside, outside)
     balanced = counts._replace(
@@ -342,7 +352,8 @@ def population(name: str, sizes: tuple[int, int]) -> dict[str, float]:
 
 
 def coverage(name: str, sizes: tuple[int, int], runs: int) -> dict[str, float]:
-    truth, rng = population(name, sizes), np.random.default_rng(7)
+    truth = population(name, sizes)
+    rng = np.random.default_rng(7)
     covered = dict.fromkeys(truth, 0)
     for seed in range(runs):
         inside, outside = (sampler(rng, n) for sampler, n in zip(SETTINGS[name], sizes))
@@ -376,7 +387,9 @@ def test_intervals_cover_the_truth_in_a_large_simulation(name: str, sizes: tuple
 def test_a_binomial_interval_would_not_cover() -> None:
     """Why the interval of FPR@TPR is what it is: with the threshold taken as known, coverage
     collapses."""
-    truth, rng, covered = population("good", (200, 1000))["fpr"], np.random.default_rng(0), 0
+    truth = population("good", (200, 1000))["fpr"]
+    rng = np.random.default_rng(0)
+    covered = 0
     for _ in range(300):
         inside, outside = (sampler(rng, n) for sampler, n in zip(SETTINGS["good"], (200, 1000)))
         rate = metrics.fpr_at_tpr(inside, outside)

@@ -128,7 +128,9 @@ def test_a_rejected_error_is_no_false_alarm_in_the_joint_view() -> None:
 
 def test_full_spectrum_counts_shifted_samples_as_id() -> None:
     rng = np.random.default_rng(3)
-    clean, shifted, ood = rng.normal(2, 1, 90), rng.normal(1, 1, 70), rng.normal(0, 1, 50)
+    clean = rng.normal(2, 1, 90)
+    shifted = rng.normal(1, 1, 70)
+    ood = rng.normal(0, 1, 50)
     found = metrics.evaluate_full_spectrum(clean, shifted, ood)
     pairs = [(a > b) + 0.5 * (a == b) for a in [*clean, *shifted] for b in ood]
     assert found.auroc == pytest.approx(np.mean(pairs))

@@ -40,7 +40,8 @@ def normal(count: int, seed: int, shift: float = 0.0) -> list[float]:
 
 def test_the_p_value_is_the_smoothed_rank_among_all_earlier_scores():
     calibration, stream = [3.0, 1.0, 2.0], [2.0, 0.0, 2.0, NEG_INF, NEG_INF]
-    test, uniform = DriftTest(calibration, seed=5), random.Random(5)
+    test = DriftTest(calibration, seed=5)
+    uniform = random.Random(5)
     seen = list(calibration)
     for score in stream:
         u = 1 - uniform.random()
@@ -54,7 +55,8 @@ def test_the_p_value_is_the_smoothed_rank_among_all_earlier_scores():
 def test_the_capital_is_a_mixture_of_bets_that_start_at_any_sample():
     # The definition by loops: half of the capital bet from the start, the rest in equal parts
     # before each sample.
-    horizon, bets = 50, [(e, k, side) for e, k in _BETS for side in (0, 1)]
+    horizon = 50
+    bets = [(e, k, side) for e, k in _BETS for side in (0, 1)]
     test = DriftTest(normal(20, 0), horizon=horizon)
     p_values = [test.update(score) for score in normal(30, 1, shift=-2)]
 
@@ -100,7 +102,8 @@ def test_p_values_of_a_drift_free_stream_are_uniform_and_uncorrelated():
 def test_p_values_against_a_fixed_calibration_set_would_not_be_uniform():
     # Why scores join the reference: given 50 calibration scores, ranks among those alone are far
     # from uniform.
-    test, p = DriftTest(normal(50, 0), seed=3), []
+    test = DriftTest(normal(50, 0), seed=3)
+    p = []
     for score in normal(4000, 1):
         p.append(test.update(score))
         test.reference = test.calibration[:]
@@ -333,7 +336,8 @@ def test_a_guard_without_a_threshold_is_refused():
 
 
 def test_a_restored_monitor_goes_on_bit_for_bit(tmp_path):
-    guard, path = calibrated(), tmp_path / "monitor.safetensors"
+    guard = calibrated()
+    path = tmp_path / "monitor.safetensors"
     whole = Monitor(guard, window=64, horizon=300, delta=0.02, seed=9)
     whole.update([*normal(250, 1), NEG_INF, float("nan")])
     whole.save(path)
@@ -346,10 +350,8 @@ def test_a_restored_monitor_goes_on_bit_for_bit(tmp_path):
 
 
 def test_drafts_of_killed_saves_are_removed(tmp_path):
-    old, young = (
-        tmp_path / ".00c0ffee.monitor.safetensors",
-        tmp_path / ".00c0ffef.monitor.safetensors",
-    )
+    old = tmp_path / ".00c0ffee.monitor.safetensors"
+    young = tmp_path / ".00c0ffef.monitor.safetensors"
     for draft in (old, young):
         draft.write_bytes(b"half of a")
     os.utime(old, (0, 0))
@@ -373,7 +375,8 @@ def test_a_state_of_another_guard_is_refused(tmp_path):
 
 
 def test_a_file_that_holds_no_monitor_is_refused(tmp_path):
-    guard, path = calibrated(), tmp_path / "guard.safetensors"
+    guard = calibrated()
+    path = tmp_path / "guard.safetensors"
     guard.save(path)
     with pytest.raises(fdbd.ArtifactError, match="not hold a monitor"):
         Monitor.load(path, guard)
@@ -400,7 +403,8 @@ def test_a_file_that_holds_no_monitor_is_refused(tmp_path):
 def test_a_damaged_state_is_refused(tmp_path, harm):
     from fdbd.core import artifact
 
-    guard, path = calibrated(), tmp_path / "monitor.safetensors"
+    guard = calibrated()
+    path = tmp_path / "monitor.safetensors"
     monitor = Monitor(guard)
     monitor.update(normal(10, 1))
     monitor.save(path)
@@ -429,7 +433,8 @@ def test_updates_from_several_threads_are_all_counted():
 
 def test_prometheus_reads_the_numbers_when_it_is_scraped():
     client = pytest.importorskip("prometheus_client")
-    registry, monitor = client.CollectorRegistry(), Monitor(calibrated())
+    registry = client.CollectorRegistry()
+    monitor = Monitor(calibrated())
     collector = monitor.prometheus(registry)
     monitor.update([-10.0] * 30)
     assert registry.get_sample_value("fdbd_samples_total") == 30

@@ -69,7 +69,8 @@ def test_the_papers_vit_loads_into_torchvisions_and_computes_the_same(tmp_path) 
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
-    state, theirs = model.state_dict(), {}
+    state = model.state_dict()
+    theirs = {}
     for key, value in state.items():
         name = key
         for old, new in (

@@ -32,7 +32,8 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.manual_seed(0)
     save_weights(CifarResNet(8), path)
     sha256 = hash_file(path)
-    make, file = partial(CifarResNet, 8), "weights/small.safetensors"
+    make = partial(CifarResNet, 8)
+    file = "weights/small.safetensors"
     changed = replace(
         public.public_network("resnet20"), make=make, file=file, sha256=sha256, source="a test"
     )

@@ -52,7 +52,8 @@ def test_claimed_accuracy_is_measured_on_the_test_images(name):
         data = datasets.load("cifar10", "test")
     except Exception as error:  # whatever keeps the images away
         pytest.skip(f"CIFAR-10 is not at hand: {error}")
-    card, model = models.zoo_card(name), models.zoo(name)
+    card = models.zoo_card(name)
+    model = models.zoo(name)
     labels = torch.tensor(np.array(data.labels))
     with torch.no_grad():
         right = [

@@ -12,7 +12,8 @@ from fdbd.paper.complexity import as_printed, slope
 def test_the_printed_form_is_fdbd() -> None:
     generator = torch.Generator().manual_seed(0)
     head = Head(torch.randn(7, 5, generator=generator), torch.randn(7, generator=generator))
-    train, z = torch.randn(40, 5, generator=generator), torch.randn(9, 5, generator=generator)
+    train = torch.randn(40, 5, generator=generator)
+    z = torch.randn(9, 5, generator=generator)
     logits = head(z)
     norms = geometry.pairwise_norms(head).float().fill_diagonal_(1)
     found = as_printed(z, logits, logits.argmax(dim=1), norms, train.mean(dim=0))

@@ -15,7 +15,8 @@ def pairs():
     generator = torch.Generator().manual_seed(3)
     head = Head(torch.randn(6, 4, generator=generator), torch.randn(6, generator=generator))
     z = torch.randn(30, 4, generator=generator)
-    exact, closed = geometry.exact_distances(z, head), geometry.distances(z.double(), head)
+    exact = geometry.exact_distances(z, head)
+    closed = geometry.distances(z.double(), head)
     rows, targets = (exact.isfinite() & (exact < 2)).nonzero(as_tuple=True)
     return head, z, rows, targets, exact[rows, targets], closed[rows, targets]
 

@@ -59,7 +59,8 @@ def miniatures(tmp_path, monkeypatch) -> Path:
     """The folders that `fdbd data` asks for, with a few images each, and the weights that `fdbd
     train` leaves."""
     torchvision = pytest.importorskip("torchvision")
-    random, data = np.random.default_rng(0), tmp_path / "data"
+    random = np.random.default_rng(0)
+    data = tmp_path / "data"
     for split, count in (("train", 60), ("test", 60)):
         pixels = random.integers(0, 256, (count, 32, 32, 3), np.uint8)
         (data / "cifar10").mkdir(parents=True, exist_ok=True)

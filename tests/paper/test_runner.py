@@ -134,7 +134,9 @@ def test_at_the_papers_scale_missing_weights_and_data_are_named(
 
 
 def test_the_page_shows_each_statement_with_the_scales_side_by_side(tmp_path, monkeypatch) -> None:
-    small, public, target = tmp_path / "small", tmp_path / "public", tmp_path / "docs" / "paper.md"
+    small = tmp_path / "small"
+    public = tmp_path / "public"
+    target = tmp_path / "docs" / "paper.md"
     target.parent.mkdir()
     for folder, scale, model in ((small, "small", "zoo"), (public, "public", "ResNet-50")):
         folder.mkdir()

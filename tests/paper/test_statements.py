@@ -88,11 +88,9 @@ def test_the_search_finds_a_member_of_the_region_just_beyond_the_bound_and_none_
         torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64),
         torch.zeros(2, dtype=torch.float64),
     )
-    z, own, target = (
-        torch.tensor([[3.0, 1.0]], dtype=torch.float64),
-        torch.tensor([0]),
-        torch.tensor([1]),
-    )
+    z = torch.tensor([[3.0, 1.0]], dtype=torch.float64)
+    own = torch.tensor([0])
+    target = torch.tensor([1])
     generator = torch.Generator().manual_seed(0)
     assert not nearer_points(z, head, own, target, 0.999, generator).any()
     assert nearer_points(z, head, own, target, 1.001, generator).all()
@@ -177,7 +175,8 @@ def test_the_error_of_a_divergence_is_that_of_repeated_samples() -> None:
         return random.standard_normal((2000, 3)) + shift
 
     fresh = [histograms.divergences(points(0), points(0.3))["y"] for _ in range(200)]
-    inside, outside = points(0), points(0.3)
+    inside = points(0)
+    outside = points(0.3)
     drawn = []
     for _ in range(200):
         first = inside[random.integers(2000, size=2000)]

@@ -53,7 +53,8 @@ def by_triton(address: str, name: str, rows: np.ndarray) -> dict[str, object]:
 
 
 async def by_kserve(address: str, name: str, rows: np.ndarray) -> dict[str, object]:
-    client, url = kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v2")), f"http://{address}"
+    client = kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v2"))
+    url = f"http://{address}"
     found: dict[str, object] = {
         "ready": await client.is_server_ready(url)
         and await client.is_server_live(url)

@@ -264,7 +264,8 @@ def test_an_answer_in_two_segments_does_not_wait_for_the_clients_acknowledgement
 
 
 def test_a_supervisor_can_be_told_to_end_while_its_processes_start(monkeypatch) -> None:
-    spawn, installed = multiprocessing.get_context("spawn"), {}
+    spawn = multiprocessing.get_context("spawn")
+    installed = {}
 
     def start(_: object) -> None:
         raise ChildProcessError

@@ -226,7 +226,8 @@ def free_port() -> int:
 
 def test_the_kserve_manifest_is_an_inference_service() -> None:
     """Against KServe's own models, where its package is installed."""
-    yaml, kserve = pytest.importorskip("yaml"), pytest.importorskip("kserve")
+    yaml = pytest.importorskip("yaml")
+    kserve = pytest.importorskip("kserve")
     document = yaml.safe_load((FOLDER / "kserve.yaml").read_text(encoding="utf-8"))
     predictor = dict(document["spec"]["predictor"])
     known = set(kserve.V1beta1PredictorSpec.attribute_map.values())

@@ -30,7 +30,8 @@ def test_the_graph_answers_as_the_guard_and_knows_its_calibration(
     backend = OnnxBackend(graph)
     rows = torch.randn(7, 6)
     rows[3, 2] = torch.nan
-    answers, decision = backend.decide(rows.numpy()), feature_guard.decide(fdbd.Batch(rows))
+    answers = backend.decide(rows.numpy())
+    decision = feature_guard.decide(fdbd.Batch(rows))
     np.testing.assert_allclose(answers.scores, decision.scores, rtol=1e-4)
     assert answers.is_ood.tolist() == decision.is_ood.tolist()
     assert feature_guard.threshold is not None

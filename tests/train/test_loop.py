@@ -55,7 +55,8 @@ class Breaking:
 
 
 def equal(one, other):
-    one, other = one.state_dict(), other.state_dict()
+    one = one.state_dict()
+    other = other.state_dict()
     return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
@@ -142,7 +143,8 @@ def test_another_seed_is_another_model_and_training_leaves_the_callers_generator
 
 
 def test_arrays_tensors_images_and_datasets_are_the_same_data(networks, data):
-    images, labels = data[0].copy(), data[1].copy()
+    images = data[0].copy()
+    labels = data[1].copy()
     images.flags.writeable = labels.flags.writeable = False  # as a memory map
     tensors = torch.from_numpy(data[0]), torch.from_numpy(data[1])
     singles = [(image, int(label)) for image, label in zip(*data)]

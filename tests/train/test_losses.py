@@ -122,7 +122,8 @@ def test_csi_contrasts_turns_as_other_instances():
 def test_labelled_csi_has_positives_of_the_same_class_and_turn():
     torch.manual_seed(0)
     objective = CSI(Flat(), temperature=0.5, projection=4, labelled=True).double()
-    images, labels = torch.randn(6, 3, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 1])
+    images = torch.randn(6, 3, 4, 4, dtype=torch.float64)
+    labels = torch.tensor([0, 1, 1])
     loss, _ = objective(images, labels)
     features = objective.model(rotate(images))
     z = F.normalize(objective.projector(features), dim=1).detach()
@@ -152,7 +153,8 @@ def test_objectives_take_the_head_and_give_the_batch_accuracy():
     torch.manual_seed(0)
     model = Flat()
     assert head_of(model) == ("head", model.head)
-    images, labels = torch.randn(5, 3, 4, 4), torch.tensor([0, 1, 2, 0, 1])
+    images = torch.randn(5, 3, 4, 4)
+    labels = torch.tensor([0, 1, 2, 0, 1])
     loss, accuracy = CrossEntropy(model)(images, labels)
     assert float(loss.detach()) == pytest.approx(
         float(F.cross_entropy(model(images), labels).detach())

@@ -14,7 +14,8 @@ def by_hand(weight, gradients, lr, momentum, decay, trust):
     velocity = np.zeros_like(weight)
     for gradient in gradients:
         g = gradient + decay * weight
-        length, steepness = np.linalg.norm(weight), np.linalg.norm(g)
+        length = np.linalg.norm(weight)
+        steepness = np.linalg.norm(g)
         scale = trust * length / steepness if length > 0 and steepness > 0 else 1.0
         velocity = momentum * velocity + scale * g
         weight = weight - lr * velocity

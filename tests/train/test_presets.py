@@ -107,10 +107,8 @@ def test_the_first_steps_of_every_preset_run_on_miniatures(name, tmp_path, monke
         images = Images(ImageFiles(sorted(tmp_path.glob("*.png"))), labels)
         changes = {"image_size": 32}
     else:
-        images, changes = (
-            Images(random.integers(0, 255, (4, 32, 32, 3), dtype=np.uint8), labels),
-            {},
-        )
+        images = Images(random.integers(0, 255, (4, 32, 32, 3), dtype=np.uint8), labels)
+        changes = {}
     asked = []
 
     def load(dataset, split):

@@ -43,10 +43,8 @@ def make_benchmark(
         return centres + 0.8 * torch.randn(count, 6, generator=generator), labels
 
     head = Head(torch.eye(4, 6), torch.zeros(4))
-    train, test = (
-        FeatureSet("train", *features(400, 4.0)),
-        FeatureSet("inside", *features(300, 4.0)),
-    )
+    train = FeatureSet("train", *features(400, 4.0))
+    test = FeatureSet("inside", *features(300, 4.0))
     ood = [FeatureSet(name, features(150, 2.5 / (k + 1))[0]) for k, name in enumerate(names)]
     return Benchmark(head, train, test, ood, **options)  # type: ignore[arg-type]
 

@@ -17,7 +17,8 @@ from fdbd.fitting.statistics import ClassMoments
 
 def boundary_distances(z: list[float], head: Head) -> dict[int, float]:
     """D̃(z, c) of the paper for every class c but the predicted one."""
-    weight, bias = head.weight.double().tolist(), head.bias.double().tolist()
+    weight = head.weight.double().tolist()
+    bias = head.bias.double().tolist()
     logits = [sum(w * x for w, x in zip(row, z)) + b for row, b in zip(weight, bias)]
     k = max(range(len(logits)), key=logits.__getitem__)
     return {

@@ -215,7 +215,8 @@ def test_thresholds_are_those_of_fpr95(build: Callable[..., Benchmark], positive
         row = results.row(detector["name"])
         for name, threshold in zip(page.data["ood"], detector["thresholds"]):
             # seven digits are kept, so a sample at the very threshold may fall on either side of it
-            inside, outside = row.id_scores.double(), row.ood_scores[name].double()
+            inside = row.id_scores.double()
+            outside = row.ood_scores[name].double()
             rate = (
                 (outside >= threshold).double().mean()
                 if positive == "id"
