@@ -11,16 +11,26 @@ a stop byte. Integers are varints, seven bits to a byte; signed ones are zigzag-
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 MAX_FOOTER = 64_000_000
 """Bytes. Files of some thousand row groups have footers of a few megabytes."""
 _DEEPEST = 32
-_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = (
-    0, 1, 2, 3, 7, 8, 9, 10, 11, 12,
-)  # fmt: skip
+
+# Types of the protocol.
+_STOP = 0
+_TRUE = 1
+_FALSE = 2
+_BYTE = 3
 _INTEGERS = (4, 5, 6)
+_DOUBLE = 7
+_BINARY = 8
+_LIST = 9
+_SET = 10
+_MAP = 11
+_STRUCT = 12
 
 # Numbers of the fields, in the definition of the format.
 _ROW_GROUPS = 4  # of the file
@@ -73,9 +83,7 @@ class _Reader:
 
     def file(self) -> list[RowGroup]:
         groups: list[RowGroup] = []
-        number = 0
-        while (field := self._field(number)) is not None:
-            number, kind = field
+        for number, kind in self._fields():
             if number == _ROW_GROUPS and kind == _LIST:
                 groups = []
                 for _ in range(self._list_of(_STRUCT)):
@@ -87,9 +95,7 @@ class _Reader:
     def _row_group(self) -> RowGroup:
         rows = -1
         values: list[int] = []
-        number = 0
-        while (field := self._field(number)) is not None:
-            number, kind = field
+        for number, kind in self._fields():
             if number == _COLUMNS and kind == _LIST:
                 values = []
                 for _ in range(self._list_of(_STRUCT)):
@@ -104,9 +110,7 @@ class _Reader:
 
     def _column(self) -> int:
         values = -1
-        number = 0
-        while (field := self._field(number)) is not None:
-            number, kind = field
+        for number, kind in self._fields():
             if number == _META_DATA and kind == _STRUCT:
                 values = self._column_metadata()
             else:
@@ -117,9 +121,7 @@ class _Reader:
 
     def _column_metadata(self) -> int:
         values = -1
-        number = 0
-        while (field := self._field(number)) is not None:
-            number, kind = field
+        for number, kind in self._fields():
             if number == _NUM_VALUES and kind in _INTEGERS:
                 values = self._integer()
             else:
@@ -128,16 +130,19 @@ class _Reader:
 
     # ── the protocol
 
-    def _field(self, before: int) -> tuple[int, int] | None:
-        """Number and type of the next field after the one of number `before`; None at the end."""
-        head = self._byte()
-        kind = head & 15
-        if kind == _STOP:
-            return None
-        step = head >> 4
-        if step:
-            return before + step, kind
-        return self._integer(), kind
+    def _fields(self) -> Iterator[tuple[int, int]]:
+        """Number and type of each field of a struct, whose value is to be read, or passed over,
+        before the next one is asked for."""
+        number = 0
+        while True:
+            head = self._byte()
+            kind = head & 15
+            if kind == _STOP:
+                return
+            # The number is that of the field before plus a step of 1 to 15, or stands by itself.
+            step = head >> 4
+            number = number + step if step else self._integer()
+            yield number, kind
 
     def _list_of(self, expected: int) -> int:
         """The length of a list whose items have this type."""
@@ -157,11 +162,11 @@ class _Reader:
         return head & 15, count
 
     def _skip(self, kind: int, depth: int) -> None:
-        """Pass over a value. The flags of a struct stand in the type of their field, so that they
-        have no bytes of their own."""
+        """Pass over the value of a field."""
         if depth > _DEEPEST:
             raise ValueError("its footer is damaged: it is nested too deeply")
         if kind in (_TRUE, _FALSE):
+            # The type of the field is its value.
             return
         if kind in _INTEGERS:
             self._varint()
@@ -178,15 +183,13 @@ class _Reader:
         elif kind == _MAP:
             self._skip_map(depth + 1)
         elif kind == _STRUCT:
-            number = 0
-            while (field := self._field(number)) is not None:
-                number, inner = field
+            for _, inner in self._fields():
                 self._skip(inner, depth + 1)
         else:
             raise ValueError(f"its footer is damaged: there is no type {kind}")
 
     def _skip_item(self, kind: int, depth: int) -> None:
-        """Pass over an item of a list or a map, in which a flag is a byte."""
+        """Pass over an item of a list or a map, where a truth value takes a byte."""
         if kind in (_TRUE, _FALSE):
             self._byte()
         else:

@@ -112,16 +112,14 @@ def fit_sentences(
     guard.fit(list(embedded.batches()), progress=engine.progress)
     guard.stages.record.seen = embedded.seen
 
-    fit_match = match_rows(rows, len(rows.classes), rows.classes, None)
-    match = fit_match
-    other = rows
+    match = match_rows(rows, len(rows.classes), rows.classes, None)
     if calibration is not None:
-        opened = open_calibration(calibration, text, label)
-        match = match_rows(opened, len(rows.classes), rows.classes, fit_match)
-        calibrating = Loader(opened, head, encoder.tokenizer, engine, match.labels)
+        others = open_calibration(calibration, text, label)
+        match = match_rows(others, len(rows.classes), rows.classes, match)
+        calibrating = Loader(others, head, encoder.tokenizer, engine, match.labels)
     else:
         assert held_out is not None
-        calibrating = Loader(other, head, encoder.tokenizer, engine, match.labels)
+        calibrating = Loader(rows, head, encoder.tokenizer, engine, match.labels)
         calibrating.choose(held_out)
     with warnings.catch_warnings():
         # `cautions_of` says it, with what else there is to know.
