@@ -1,5 +1,5 @@
-"""Objects pasted into photographs, with exact masks: truth for every pixel where no one has labelled
-any."""
+"""Objects pasted into photographs, with exact masks: truth for every pixel where no one has
+labelled any."""
 
 from __future__ import annotations
 

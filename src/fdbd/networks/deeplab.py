@@ -1,5 +1,5 @@
-"""DeepLabV3 with a MobileNetV2 backbone for semantic segmentation, and how its published weights for
-Pascal VOC become torch's."""
+"""DeepLabV3 with a MobileNetV2 backbone for semantic segmentation, and how its published weights
+for Pascal VOC become torch's."""
 
 from __future__ import annotations
 
