@@ -65,8 +65,8 @@ class InvertedResidual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu6(self.depthwise(self.expand(x)))
-        y = self.project(y)
-        return x + y if self.has_shortcut else y
+        narrowed: Tensor = self.project(y)
+        return x + narrowed if self.has_shortcut else narrowed
 
 
 class DeepLabV3MobileNetV2(nn.Module):
