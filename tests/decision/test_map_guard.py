@@ -19,12 +19,10 @@ import fdbd
 from fdbd.cli import app
 from fdbd.core import artifact
 from fdbd.core.grid import Grid
-from fdbd.decision.guard_file import open_guard
 from fdbd.decision.map_threshold import image_scores
 from fdbd.decision.maps import POSITIONS, MapDecision, draw_positions
 from fdbd.decision.threshold import FewSamplesWarning
 from fdbd.fitting.overlap import sample_hashes
-from fdbd.serve.torch_backend import TorchBackend
 
 CLASSES = 4
 SIDE = 24
@@ -259,14 +257,14 @@ def test_what_cannot_be_done_with_maps_is_refused_in_one_sentence(
     guard: fdbd.Guard, tmp_path: Path
 ) -> None:
     images = make_images(3, seed=10)
-    with pytest.raises(ValueError, match="decides on maps"):
+    with pytest.raises(ValueError, match="predicts maps"):
         guard.explain(images)
     with pytest.raises(ValueError, match="decides on maps"):
         guard.decide(fdbd.Batch(torch.rand(5, 12)))
     with pytest.raises(ValueError, match="decides on maps"):
         fdbd.Monitor(guard)
     with pytest.raises(RuntimeError, match="decides on maps"):
-        guard.export_onnx(tmp_path / "guard.onnx", images)
+        guard.export_onnx(tmp_path / "guard.onnx", fdbd.Batch(torch.rand(5, 12)))
     with pytest.raises(ValueError, match="decides on maps"):
         guard.stages.calibration_scores(images)
     with pytest.raises(ValueError, match="decides on maps"):
@@ -286,13 +284,11 @@ def test_detectors_of_whole_images_are_refused(detector: str) -> None:
         perturbed.fit(make_images(20, seed=1), progress=False)
 
 
-def test_the_service_and_the_commands_refuse_a_guard_of_maps(
+def test_features_are_refused_by_the_commands_of_a_guard_of_maps(
     guard: fdbd.Guard, tmp_path: Path
 ) -> None:
     path = tmp_path / "guard.safetensors"
     guard.save(path)
-    with pytest.raises(ValueError, match="decides on maps"):
-        TorchBackend(open_guard(path, features=True))
     features = tmp_path / "features.npz"
     np.savez(features, features=np.zeros((4, 12), dtype=np.float32))
     run = CliRunner().invoke(app, ["score", str(path), str(features)])

@@ -11,7 +11,10 @@ from fdbd.commands.options import answer, arg, opt, print_table, say
 from fdbd.util.terminal import printable
 
 if TYPE_CHECKING:
+    from fdbd.core.pixels import Pixels
+    from fdbd.decision.guard_file import OpenedGuard
     from fdbd.pages.explanation import SampleExplanation
+    from fdbd.pages.map_explanation import MapExplanation
 
 
 def explain(
@@ -28,7 +31,8 @@ def explain(
     as_json: bool = options.JSON,
 ) -> None:
     """Show where an image stands: the distance to each class's boundary, and its score among the
-    calibration scores.
+    calibration scores. Of a guard that decides on maps: the classes that the model sees, which
+    share of each is OOD, and where.
 
     Examples: `fdbd explain guard.safetensors photo.png --out why.png`, `fdbd explain
     guard.safetensors a.png b.png`
@@ -43,9 +47,13 @@ def explain(
         raise ValueError(
             f"{str(guard)!r} was fitted on features without a model, and cannot look at an image"
         )
+    is_of_maps = opened.guard.map_threshold is not None
     found: list[dict[str, Any]] = []
     for image, picture in zip(images, pictures):
         pixels = decode(image)
+        if is_of_maps:
+            found.append(_explain_map(opened, image, pixels, picture, top, as_json))
+            continue
         sample = explain_sample(opened.guard, opened.preprocess([pixels]), opened.class_names, top)
         if picture is not None:
             picture.parent.mkdir(exist_ok=True)
@@ -58,6 +66,43 @@ def explain(
                 say(written)
     if as_json:
         answer(found[0] if len(found) == 1 else found, as_json)
+
+
+def _explain_map(
+    opened: OpenedGuard, image: Path, pixels: Pixels, picture: Path | None, top: int, as_json: bool
+) -> dict[str, Any]:
+    """Show what a guard of maps says of one image."""
+    from fdbd.pages.map_explanation import draw_map, explain_map
+
+    assert opened.preprocess is not None
+    found = explain_map(opened.guard, opened.preprocess([pixels]), opened.class_names, top)
+    written = None
+    if picture is not None:
+        picture.parent.mkdir(exist_ok=True)
+        draw_map(found, pixels, opened.preprocess, printable(image.name), picture)
+        written = str(picture)
+    if not as_json:
+        _print_map(found, str(image))
+        if written is not None:
+            say(written)
+    return {"image": str(image), **found.to_dict(), "picture": written}
+
+
+def _print_map(found: MapExplanation, title: str) -> None:
+    """The classes in one image as a table, and the verdict in a sentence."""
+    titles = ["class", "share of the image", "of it out-of-distribution"]
+    rows = []
+    for entry in found.classes:
+        rows.append([entry["name"], f"{entry['share']:.1%}", f"{entry['ood_share']:.1%}"])
+    print_table(titles, rows, right=titles[1:], title=title)
+    if found.others:
+        say(f"and {found.others} more, smaller")
+    verdict = "out-of-distribution" if found.image_is_ood else "in-distribution"
+    say(
+        f"{found.ood_share:.1%} of the positions are out-of-distribution (score below "
+        f"{found.threshold:.4g}). The image as a whole: {verdict}, score {found.image_score:.4g} "
+        f"(threshold {found.image_threshold:.4g}, p-value {found.image_p_value:.3g})."
+    )
 
 
 def _print(sample: SampleExplanation, title: str) -> None:

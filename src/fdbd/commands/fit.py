@@ -52,6 +52,9 @@ def fit(
     holdout: float | None = opt(None, "That part, as a share; default: 0.2."),
     text: str | None = opt(None, "The column of texts, of a .csv, .jsonl or .parquet file."),
     label: str | None = opt(None, "The column of the texts' labels."),
+    label_maps: Path | None = opt(
+        None, "Of a model that predicts maps: a folder with the label map of each image, as .png."
+    ),
     engine: options.Engine = options.ENGINE,
     address: str | None = options.ADDRESS,
     batch_size: int = options.BATCH_SIZE,
@@ -71,7 +74,8 @@ def fit(
     `fdbd fit cifar10-ce ./train --calibration ./fresh --detector auto --held-out ./other`,
     `fdbd fit train.parquet --head head.npz --calibration fresh.parquet`,
     `fdbd fit hf:./intents train.csv --text query --label intent --calibration fresh.csv`,
-    `fdbd fit sentences:all-MiniLM-L6-v2 train.csv --text query --label intent --alpha 0.05`
+    `fdbd fit sentences:all-MiniLM-L6-v2 train.csv --text query --label intent --alpha 0.05`,
+    `fdbd fit public:deeplab-voc ./photos --calibration ./fresh --alpha 0.05`
     """
     from fdbd.decision.threshold import Target
     from fdbd.jobs.fitting import fit_files
@@ -134,6 +138,7 @@ def fit(
         autocast=autocast,
         text=text,
         label=label,
+        label_maps=label_maps,
         **target,
     )
     fitted.guard.save(out)
@@ -192,7 +197,7 @@ def _report(
     from fdbd.jobs.fitting import RULE
 
     guard = fitted.guard
-    threshold = guard.stages.require_threshold()
+    threshold = guard.stages.require_any_threshold()
     accuracy = {stage: found.accuracy for stage, found in guard.stages.record.agreement.items()}
     errors = [*fitted.training.errors, *fitted.calibrating.errors]
     if as_json:

@@ -46,6 +46,9 @@ def score(
     keep: str | None = opt(
         None, "Columns of a table to carry through, such as ids, separated by commas."
     ),
+    masks: Path | None = opt(
+        None, "Of a guard that decides on maps: a folder for a mask of each image, as .png."
+    ),
     as_json: bool = opt(False, "Print the summary as JSON.", "--json"),
 ) -> None:
     """Score images or features: one output row per input row, in order. A killed run continues
@@ -55,7 +58,8 @@ def score(
 
     Examples: `fdbd score guard.safetensors ./images`, `fdbd score guard.safetensors
     features.parquet --out scores.csv`,
-    `fdbd score guard.safetensors queries.csv --text query --keep id`
+    `fdbd score guard.safetensors queries.csv --text query --keep id`,
+    `fdbd score deeplab.safetensors ./photos --masks ./masks`
     """
     from fdbd.jobs.scoring import Engine, score_files
 
@@ -74,6 +78,7 @@ def score(
         fdr=fdr,
         text=text,
         keep=[name.strip() for name in (keep or "").split(",") if name.strip()],
+        masks=masks,
     )
     if as_json:
         answer({"out": str(out), **summary.to_dict()}, as_json)
@@ -103,12 +108,16 @@ def gallery(
     thumbnails: int = opt(
         2000, "Thumbnails inside the page, of the most suspicious samples.", min=0
     ),
+    masks: Path | None = opt(
+        None, "The folder of masks that fdbd score wrote, to tint OOD pixels in the thumbnails."
+    ),
     title: str | None = opt(None, "The page's title; default: the file's name."),
 ) -> None:
     """Write one self-contained page to review what was scored: the most suspicious samples first,
     with filters.
 
-    Example: `fdbd gallery scores.parquet --images ./inbox`
+    Examples: `fdbd gallery scores.parquet --images ./inbox`, `fdbd gallery scores.parquet --images
+    ./photos --masks ./masks`
     """
     from fdbd.pages.gallery import write_gallery
 
@@ -116,5 +125,11 @@ def gallery(
         raise ValueError(
             f"--images is {str(images)!r}, expected the folder of images that was scored"
         )
-    rows = write_gallery(scores, out, images, embedded=thumbnails, title=title)
+    if masks is not None and not masks.is_dir():
+        raise ValueError(
+            f"--masks is {str(masks)!r}, expected the folder of masks that fdbd score wrote"
+        )
+    if masks is not None and images is None:
+        raise ValueError("--masks tints thumbnails: give the folder of images with --images")
+    rows = write_gallery(scores, out, images, masks, embedded=thumbnails, title=title)
     options.say(f"{out}: {rows:,} samples, the most suspicious first")

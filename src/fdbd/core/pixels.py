@@ -145,6 +145,16 @@ def open_image(
         yield image
 
 
+def upright_size(image: Image) -> tuple[int, int]:
+    """Height and width of an opened image once it is upright. No pixel is decoded."""
+    width, height = image.size
+    with contextlib.suppress(Exception):  # malformed EXIF says nothing about the pixels
+        # The orientations from 5 on lie on their side.
+        if image.getexif().get(0x0112, 1) >= 5:
+            return width, height
+    return height, width
+
+
 def load_pixels(image: Image, *, name: str, max_pixels: int = MAX_PIXELS) -> Pixels:
     """The pixels of an image that `open_image` has opened, as `decode` gives them."""
     width, height = image.size

@@ -183,6 +183,33 @@ class Preprocess:
         left = round((resized.shape[1] - size) / 2)
         return resized[top : top + size, left : left + size]
 
+    def unfit(self, mask: Pixels, height: int, width: int, unseen: int = 0) -> Pixels:
+        """A map (h, w) of the model's input, of any resolution, as one of the whole picture
+        (height, width): each pixel has the value at its place. What `fit` cuts off is `unseen`.
+
+        >>> mask = np.array([[1, 2], [3, 4]], np.uint8)
+        >>> Preprocess(size=32).unfit(mask, 2, 4)
+        array([[0, 1, 2, 0],
+               [0, 3, 4, 0]], dtype=uint8)
+        """
+        # The part of the picture that the model has seen.
+        seen_height = height
+        seen_width = width
+        if self.crop == "tf":
+            seen_height = max(1, int(self.size / (self.size + 32) * min(height, width)))
+            seen_width = seen_height
+        elif self.crop == "centre":
+            resized_height, resized_width = self._resized(height, width)
+            seen_height = max(1, round(self.size / resized_height * height))
+            seen_width = max(1, round(self.size / resized_width * width))
+        rows = _nearest(mask.shape[0], seen_height)
+        columns = _nearest(mask.shape[1], seen_width)
+        found = np.full((height, width), unseen, np.uint8)
+        top = (height - seen_height) // 2
+        left = (width - seen_width) // 2
+        found[top : top + seen_height, left : left + seen_width] = mask[rows][:, columns]
+        return found
+
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         """Height and width before the centre is cut out."""
         short = self.size if self.resize is None else self.resize
@@ -245,6 +272,12 @@ class Preprocess:
 def _expect_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
+
+
+def _nearest(size: int, wanted: int) -> NDArray[np.int64]:
+    """(wanted,) the nearest pixels of a line of `size` in one of another length."""
+    centres = (np.arange(wanted) + 0.5) * size / wanted
+    return np.minimum(centres.astype(np.int64), size - 1)
 
 
 PRESETS: dict[str, Preprocess] = {

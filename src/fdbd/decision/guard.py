@@ -30,7 +30,7 @@ from fdbd.decision.choice_samples import (
 )
 from fdbd.decision.identity import guard_id
 from fdbd.decision.map_threshold import MapThreshold, PixelShares
-from fdbd.decision.maps import ONLY_IN_PYTHON, MapDecision, batch_hashes
+from fdbd.decision.maps import MapDecision, batch_hashes
 from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.show import html_table
 from fdbd.decision.stages import CalibrationMaps, CalibrationScores, Stages
@@ -404,7 +404,11 @@ class Guard(nn.Module):
         with torch.no_grad():
             seen = stages.observe(images)
             if seen.scored.grid is not None:
-                raise ValueError(ONLY_IN_PYTHON)
+                raise ValueError(
+                    "explain tells how far a sample is from each class, and the model predicts "
+                    "maps: guard(images) gives the scores and verdicts of every position, and "
+                    "fdbd explain draws them"
+                )
             decision = stages.decision(seen.logits, seen.scores)
             return explain(decision, seen.scored, self.detector, stages.require_threshold())
 

@@ -22,6 +22,7 @@ from typing_extensions import Unpack
 from fdbd.core.ranks import as_fraction
 from fdbd.decision.threshold import Target, Threshold, check_target
 from fdbd.fitting.statistics import float_bins, lower_ends_of_bins
+from fdbd.util.torch_compat import tracing
 
 LOW_SHARE = 0.05
 """An image's score is the score that this share of its pixels stays below: a few odd pixels are
@@ -36,6 +37,9 @@ def image_scores(scores: Tensor) -> Tensor:
     """
     positions = scores.shape[1]
     place = max(1, math.ceil(LOW_SHARE * positions))
+    if tracing():
+        # ONNX has no operator for one place in the order.
+        return scores.topk(place, dim=1, largest=False).values[:, -1]
     return scores.kthvalue(place, dim=1).values
 
 
@@ -170,6 +174,12 @@ class MapThreshold(nn.Module):
     def count(self) -> int:
         """Number of calibration images."""
         return self.image_threshold.count
+
+    @property
+    def caution(self) -> str | None:
+        """Why the promise about whole images may not hold well; None: nothing is known against
+        it."""
+        return self.image_threshold.caution
 
     @property
     def guarantee(self) -> str:

@@ -19,10 +19,10 @@ POSITIONS = 256
 """Training positions that are drawn from each image. Neighbours are nearly copies of each other, so
 more positions of the same image add time and little knowledge."""
 
-ONLY_IN_PYTHON = (
-    "the guard decides on maps, one verdict per position: guard(images) in Python gives a "
-    "MapDecision; explain, ONNX, monitors, the service and fdbd's commands take models with one "
-    "prediction per image"
+NOT_FOR_MAPS = (
+    "the guard decides on maps, one verdict per position, and this takes guards with one "
+    "prediction per image; guard(images) in Python and fdbd's fit, score, explain, gallery, "
+    "inspect, export and serve take maps"
 )
 """What is said wherever a guard of maps cannot be used."""
 
@@ -48,6 +48,8 @@ class MapDecision(NamedTuple):
     >>> decision = decide_maps(Grid(2, 2, 3), torch.rand(12, 4), torch.zeros(12), threshold)
     >>> decision
     MapDecision(2 images, 4 classes, 2 × 3 positions, 100 % of positions OOD, 2 images OOD)
+    >>> decide_maps(Grid(1, 1, 1), torch.rand(1, 4), torch.ones(1), threshold)
+    MapDecision(1 image, 4 classes, 1 × 1 position, 0 % of positions OOD, 0 images OOD)
     >>> decision.upsample((8, 12)).is_ood.shape
     torch.Size([2, 8, 12])
     """
@@ -95,14 +97,31 @@ class MapDecision(NamedTuple):
         """What a person wants to know at a glance, by name. A graph under construction has shapes
         and no numbers."""
         _, classes, height, width = self.logits.shape
-        facts = {"images": f"{len(self.logits):,} images"}
-        facts["classes"] = f"{classes:,} classes"
-        facts["positions"] = f"{height} × {width} positions"
+        images = len(self.logits)
+        facts = {"images": f"{images:,} {_noun('image', images)}"}
+        facts["classes"] = f"{classes:,} {_noun('class', classes)}"
+        facts["positions"] = f"{height} × {width} {_noun('position', height * width)}"
         if tracing() or self.scores.is_meta or not len(self.scores):
             return facts
         facts["OOD positions"] = f"{100 * float(self.ood_share.mean()):.3g} % of positions OOD"
-        facts["OOD images"] = f"{int(self.image_is_ood.sum()):,} images OOD"
+        ood = int(self.image_is_ood.sum())
+        facts["OOD images"] = f"{ood:,} {_noun('image', ood)} OOD"
         return facts
+
+    def image_labels(self) -> Tensor:
+        """(N,) the class that most positions of each image have; the first of several."""
+        classes = self.logits.shape[1]
+        labels = self.labels.flatten(1)
+        counts = torch.zeros(len(labels), classes, device=labels.device)
+        counts.scatter_add_(1, labels, torch.ones_like(labels, dtype=counts.dtype))
+        return counts.argmax(dim=1)
+
+
+def _noun(noun: str, count: int) -> str:
+    """The noun as it stands behind this number."""
+    if count == 1:
+        return noun
+    return f"{noun}es" if noun.endswith("s") else f"{noun}s"
 
 
 def decide_maps(grid: Grid, logits: Tensor, scores: Tensor, threshold: MapThreshold) -> MapDecision:

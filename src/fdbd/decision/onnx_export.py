@@ -1,4 +1,5 @@
-"""A guard as one ONNX graph: images (or features) in; logits, label, score, p_value, is_ood out.
+"""A guard as one ONNX graph: images (or features) in; logits, label, score, p_value, is_ood out, or
+the maps of a guard of maps (`MAP_OUTPUTS`).
 
 The file appears only after ONNX Runtime has given torch's answers on the example and on batches of
 other sizes.
@@ -13,7 +14,7 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from fdbd.core.batch import Batch, Inputs
 from fdbd.core.tokenizer import TextTokenizer
 from fdbd.decision.export_record import ExportRecord
-from fdbd.decision.maps import ONLY_IN_PYTHON
+from fdbd.decision.map_threshold import MapThreshold, image_scores
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import KNN
 from fdbd.networks.classifier import split_batch
@@ -42,6 +43,17 @@ TOLERANCE = 1e-4
 """Largest difference to torch that `export` accepts, absolute or relative to torch's value."""
 OUTPUTS = ("logits", "label", "score", "p_value", "is_ood")
 """Names of the graph's outputs, in order."""
+MAP_OUTPUTS = (
+    "logits",
+    "label",
+    "score",
+    "is_ood",
+    "ood_share",
+    "image_score",
+    "image_p_value",
+    "image_is_ood",
+)
+"""Names of the outputs of a graph of maps, in order: those of `fdbd.decision.maps.MapDecision`."""
 Run = Callable[[dict[str, NDArray[Any]]], Sequence[NDArray[Any]]]
 """From arrays by the names of a graph's inputs to those of OUTPUTS, in order."""
 _LARGEST_FILE = 2_000_000_000  # protobuf's limit of 2 GiB, less the graph itself
@@ -72,7 +84,9 @@ def export(
 
     Outputs: ``logits`` (N, C), ``label`` (N,) int64, ``score`` (N,), ``p_value`` (N,), ``is_ood``
     (N,) bool. A row with a NaN or an infinity scores −inf and is OOD. For the metadata see
-    `metadata`.
+    `metadata`. Those of a guard of maps are the fields of a `MapDecision`: ``logits`` (N, C, H, W),
+    ``label``, ``score`` and ``is_ood`` (N, H, W), ``ood_share``, ``image_score``,
+    ``image_p_value`` and ``image_is_ood`` (N,).
 
     Args:
         guard: fitted and calibrated. Detectors that perturb the images by a gradient (ODIN,
@@ -111,7 +125,7 @@ def export(
             note = f"takes sequences of {graph.example[0].shape[1]} tokens alone"
         save(model, description, draft)
         runtime_name = f"ONNX Runtime {require('onnxruntime', 'onnx').__version__}"
-        trials, largest = verify(graph, runtime(draft), "ONNX Runtime")
+        trials, largest = verify(graph, runtime(draft, graph.outputs), "ONNX Runtime")
     return ExportRecord((target,), runtime_name, trials, TOLERANCE, largest, note=note)
 
 
@@ -120,8 +134,12 @@ def _describe(
 ) -> dict[str, object]:
     """What the file says of itself; see `metadata`."""
     tokenizer = TextTokenizer.from_model(guard.about.get("model")) if takes_texts else None
-    threshold = guard.stages.require_threshold()
-    scores = np.sort(threshold.calibration.double().cpu().numpy())
+    threshold = guard.stages.require_any_threshold()
+    if isinstance(threshold, MapThreshold):
+        calibration = threshold.image_threshold.calibration
+    else:
+        calibration = threshold.calibration
+    scores = np.sort(calibration.double().cpu().numpy())
     names = None
     if class_names is not None:
         names = [str(name) for name in class_names]
@@ -177,7 +195,7 @@ def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     return found
 
 
-def runtime(path: Path) -> Run:
+def runtime(path: Path, outputs: Sequence[str] = OUTPUTS) -> Run:
     """A graph in ONNX Runtime, on the CPU."""
     onnxruntime = require("onnxruntime", "onnx")
     options = onnxruntime.SessionOptions()
@@ -188,7 +206,7 @@ def runtime(path: Path) -> Run:
         )
     except Exception as error:
         raise ExportError(f"ONNX Runtime cannot load the graph: {error}") from error
-    return lambda given: session.run(list(OUTPUTS), given)
+    return lambda given: session.run(list(outputs), given)
 
 
 class Graph(nn.Module):
@@ -197,6 +215,7 @@ class Graph(nn.Module):
 
     def __init__(self, guard: Guard, example: Inputs | Batch) -> None:
         super().__init__()
+        self.outputs = OUTPUTS if guard.map_threshold is None else MAP_OUTPUTS
         self.takes_features = isinstance(example, Batch) or guard.classifier is None
         if isinstance(example, Batch):
             given: Any = example.features
@@ -261,8 +280,11 @@ def _common_rows(named: Mapping[Any, Any]) -> int:
 def _check(guard: Guard, example: Inputs | Batch, class_names: Sequence[str] | None) -> None:
     """An error if a graph could not do what the guard does."""
     guard.stages.require_fitted()
-    if guard.map_threshold is not None:
-        raise ExportError(ONLY_IN_PYTHON)
+    if guard.map_threshold is not None and isinstance(example, Batch):
+        raise ExportError(
+            "a graph of features has one row per sample, and the guard decides on maps: export it "
+            "with its model, from images"
+        )
     _check_detector(guard)
     classes = guard.detector.head.num_classes
     if class_names is not None and (isinstance(class_names, str) or len(class_names) != classes):
@@ -331,7 +353,7 @@ def _trace(graph: Graph, opset: int) -> Any:
                 graph.example,
                 dynamo=True,
                 input_names=graph.names,
-                output_names=list(OUTPUTS),
+                output_names=list(graph.outputs),
                 dynamic_shapes=(tuple(sizes for _ in graph.example),),
                 opset_version=opset,
                 verbose=False,
@@ -359,7 +381,7 @@ def verify(graph: Graph, run: Run, name: str) -> tuple[tuple[str, ...], float]:
     if it does not give torch's answers."""
     tried = []
     largest = 0.0
-    threshold = graph.guard.stages.require_threshold()
+    threshold = graph.guard.stages.require_any_threshold()
     for what, tensors in _trials(graph):
         with torch.no_grad():
             expected = graph(*tensors)
@@ -368,7 +390,12 @@ def verify(graph: Graph, run: Run, name: str) -> tuple[tuple[str, ...], float]:
         except Exception as error:
             raise ExportError(f"{name} cannot run the graph on {what}: {error}") from error
         answers = [torch.from_numpy(result) for result in results]
-        difference = _compare(answers, expected, threshold, f"{what} ({name})")
+        where = f"{what} ({name})"
+        _compare_shapes(answers, expected, graph.outputs, where)
+        if isinstance(threshold, MapThreshold):
+            difference = _compare_maps(answers, expected, threshold, where)
+        else:
+            difference = _compare(answers, expected, threshold, where)
         largest = max(largest, difference)
         tried.append(what)
     return tuple(tried), largest
@@ -413,12 +440,6 @@ def _compare(
     """The largest difference of logits and scores to torch's, relative above 1; ExportError if it
     is too large. Label, p-value and decision are compared with what they follow from, since a
     rounding error next to a threshold or between two equal logits moves them by a step."""
-    shapes = [tuple(tensor.shape) for tensor in got]
-    right_shapes = [tuple(tensor.shape) for tensor in expected]
-    if shapes != right_shapes:
-        raise ExportError(
-            f"shapes of {', '.join(OUTPUTS)} differ on {what}: {shapes}, torch has {right_shapes}"
-        )
     logits, label, score, p_value, is_ood = got
     # What becomes of a NaN in the network is the runtime's.
     readable = torch.isfinite(expected[0]).all(dim=1)
@@ -431,6 +452,46 @@ def _compare(
         ("p_value", p_value, right_p_value),
         ("is_ood", is_ood, right_is_ood),
     )
+    return _largest_of(pairs, what)
+
+
+def _compare_shapes(
+    got: Sequence[Tensor], expected: Sequence[Tensor], names: Sequence[str], what: str
+) -> None:
+    """ExportError if an output has another shape than torch's."""
+    shapes = [tuple(tensor.shape) for tensor in got]
+    right_shapes = [tuple(tensor.shape) for tensor in expected]
+    if shapes != right_shapes:
+        raise ExportError(
+            f"shapes of {', '.join(names)} differ on {what}: {shapes}, torch has {right_shapes}"
+        )
+
+
+def _compare_maps(
+    got: Sequence[Tensor], expected: Sequence[Tensor], threshold: MapThreshold, what: str
+) -> float:
+    """The same for a guard of maps: what is decided is compared with what it follows from."""
+    logits, label, score, is_ood, ood_share, image_score, image_p_value, image_is_ood = got
+    # What becomes of a NaN in the network is the runtime's.
+    is_readable = torch.isfinite(expected[0]).flatten(1).all(dim=1)
+    same = (label == expected[1]) & is_readable[:, None, None]
+    right_image_score = image_scores(score.flatten(1))
+    of_images = threshold.image_threshold
+    pairs = (
+        ("logits", logits[is_readable], expected[0][is_readable]),
+        ("label", label[is_readable], logits[is_readable].argmax(dim=1)),
+        ("score", score[same], expected[2][same]),
+        ("is_ood", is_ood, threshold.is_ood(score)),
+        ("ood_share", ood_share, is_ood.flatten(1).float().mean(dim=1)),
+        ("image_score", image_score, right_image_score),
+        ("image_p_value", image_p_value, of_images.p_values(image_score)),
+        ("image_is_ood", image_is_ood, of_images.is_ood(image_score)),
+    )
+    return _largest_of(pairs, what)
+
+
+def _largest_of(pairs: Iterable[tuple[str, Tensor, Tensor]], what: str) -> float:
+    """The largest difference of outputs to what they should be; ExportError if it is too large."""
     largest = 0.0
     for name, actual, wanted in pairs:
         actual = actual.double()

@@ -9,6 +9,9 @@ input:
   else its number;
 - ``score`` (double), −inf if a number was not finite, and ``p_value`` (double); null if the row
   could not be read;
+- ``ood_share`` (double), of a guard of maps: the share of the positions that are OOD; score,
+  p-value and ``is_ood`` are then those of the image as a whole, and the label is the class of the
+  most positions;
 - ``is_ood`` (bool), true for every row that could not be read, and ``error`` (string), why it could
   not be read, else null.
 """
@@ -16,15 +19,17 @@ input:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fdbd.data.features import RowBatch
 from fdbd.decision.answers import Decision
 from fdbd.decision.guard import Guard
+from fdbd.decision.maps import MapDecision
 from fdbd.util.extras import require
 
 NOT_FINITE = "its features or logits hold NaN or infinity"
@@ -40,6 +45,7 @@ TYPES = {
     "nearest": "string",
     "score": "double",
     "p_value": "double",
+    "ood_share": "double",
     "is_ood": "bool",
     "error": "string",
     "guard": "string",
@@ -52,54 +58,117 @@ Decided = dict[str, Any]
 has no value."""
 
 
+class MapRows(NamedTuple):
+    """Decisions on images by a guard of maps."""
+
+    decided: Decided
+    decision: MapDecision | None
+    """On the readable images, in order; None: there are none."""
+
+
 def decide_rows(
     guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), nearest: bool = False
 ) -> Decided:
     """The guard's decision on every row of the batch, in order; it fails closed row by row. With
     `nearest`, also the class behind the nearest decision boundary of each row."""
-    count = len(batch.names)
-    is_read = np.ones(count, bool)
-    is_read[list(batch.errors)] = False
-
-    # A row that cannot be read has no label and no score, and is OOD.
-    labels = np.zeros(count, np.int64)
-    scores = np.full(count, np.nan)
-    p_values = np.full(count, np.nan)
-    is_ood = np.ones(count, bool)
-    neighbours = np.full(count, -1, np.int64)
+    rows = _Rows.unread(batch)
+    neighbours = np.full(len(batch.names), -1, np.int64)
     # A model may not take a batch without rows.
-    if is_read.any():
+    if rows.is_read.any():
         decision, found_neighbours = _ask(guard, batch, nearest)
-        if len(decision.labels) != is_read.sum():
-            raise ValueError(
-                f"{len(decision.labels)} decisions on {is_read.sum()} readable rows of {count}"
-            )
-        labels[is_read] = decision.labels.cpu().numpy()
-        scores[is_read] = decision.scores.cpu().numpy()
-        p_values[is_read] = decision.p_values.cpu().numpy()
-        is_ood[is_read] = decision.is_ood.cpu().numpy()
-        neighbours[is_read] = found_neighbours
-    is_unknown = ~np.isfinite(scores)
-    is_ood |= is_unknown
+        rows.fill(decision.labels, decision.scores, decision.p_values, decision.is_ood)
+        neighbours[rows.is_read] = found_neighbours
+    decided = rows.columns(batch, class_names)
+    if not nearest:
+        return decided
+    numbers = [str(number) for number in range(neighbours.max(initial=0) + 1)]
+    names = _names_of(neighbours, neighbours < 0, class_names or numbers)
+    return _inserted(decided, "class", "nearest", names)
 
-    decided: Decided = {}
-    if isinstance(batch.names, range):
-        decided["row"] = np.array(batch.names)
-    else:
-        decided["path"] = text_column(batch.names)
-    decided["label"] = np.ma.array(labels, mask=is_unknown)
-    if class_names:
-        decided["class"] = _names_of(labels, is_unknown, class_names)
-    else:
-        decided["class"] = np.ma.array(text_column([""] * count), mask=True)
-    if nearest:
-        numbers = [str(number) for number in range(neighbours.max(initial=0) + 1)]
-        decided["nearest"] = _names_of(neighbours, neighbours < 0, class_names or numbers)
-    decided["score"] = np.ma.array(scores, mask=~is_read)
-    decided["p_value"] = np.ma.array(p_values, mask=~is_read)
-    decided["is_ood"] = is_ood
-    decided["error"] = _error_column(batch, is_unknown)
-    return decided
+
+def decide_map_rows(guard: Guard, batch: RowBatch, class_names: Sequence[str] = ()) -> MapRows:
+    """The same for a guard of maps: each row is the decision on an image as a whole."""
+    rows = _Rows.unread(batch)
+    shares = np.full(len(batch.names), np.nan)
+    decision = None
+    if rows.is_read.any():
+        with torch.inference_mode():
+            decision = guard(batch.inputs)
+        if not isinstance(decision, MapDecision):
+            raise ValueError("the model gave one prediction per image, expected maps")
+        rows.fill(
+            decision.image_labels(),
+            decision.image_scores,
+            decision.image_p_values,
+            decision.image_is_ood,
+        )
+        shares[rows.is_read] = decision.ood_share.cpu().numpy()
+    decided = rows.columns(batch, class_names)
+    column = np.ma.array(shares, mask=~rows.is_read)
+    return MapRows(_inserted(decided, "p_value", "ood_share", column), decision)
+
+
+class _Rows(NamedTuple):
+    """Decisions as they are filled in. A row that cannot be read has no label and no score, and is
+    OOD."""
+
+    is_read: NDArray[np.bool_]
+    labels: NDArray[np.int64]
+    scores: NDArray[np.float64]
+    p_values: NDArray[np.float64]
+    is_ood: NDArray[np.bool_]
+
+    @classmethod
+    def unread(cls, batch: RowBatch) -> _Rows:
+        count = len(batch.names)
+        is_read = np.ones(count, bool)
+        is_read[list(batch.errors)] = False
+        labels = np.zeros(count, np.int64)
+        scores = np.full(count, np.nan)
+        p_values = np.full(count, np.nan)
+        is_ood = np.ones(count, bool)
+        return cls(is_read, labels, scores, p_values, is_ood)
+
+    def fill(self, labels: Tensor, scores: Tensor, p_values: Tensor, is_ood: Tensor) -> None:
+        """Write the decisions on the readable rows."""
+        if len(labels) != self.is_read.sum():
+            raise ValueError(
+                f"{len(labels)} decisions on {self.is_read.sum()} readable rows of "
+                f"{len(self.is_read)}"
+            )
+        self.labels[self.is_read] = labels.cpu().numpy()
+        self.scores[self.is_read] = scores.cpu().numpy()
+        self.p_values[self.is_read] = p_values.cpu().numpy()
+        self.is_ood[self.is_read] = is_ood.cpu().numpy()
+
+    def columns(self, batch: RowBatch, class_names: Sequence[str]) -> Decided:
+        """The columns that every file of scores has."""
+        is_unknown = ~np.isfinite(self.scores)
+        decided: Decided = {}
+        if isinstance(batch.names, range):
+            decided["row"] = np.array(batch.names)
+        else:
+            decided["path"] = text_column(batch.names)
+        decided["label"] = np.ma.array(self.labels, mask=is_unknown)
+        if class_names:
+            decided["class"] = _names_of(self.labels, is_unknown, class_names)
+        else:
+            decided["class"] = np.ma.array(text_column([""] * len(batch.names)), mask=True)
+        decided["score"] = np.ma.array(self.scores, mask=~self.is_read)
+        decided["p_value"] = np.ma.array(self.p_values, mask=~self.is_read)
+        decided["is_ood"] = self.is_ood | is_unknown
+        decided["error"] = _error_column(batch, is_unknown)
+        return decided
+
+
+def _inserted(decided: Decided, before: str, name: str, column: Any) -> Decided:
+    """The columns with one more, behind the one called `before`."""
+    columns: Decided = {}
+    for each, values in decided.items():
+        columns[each] = values
+        if each == before:
+            columns[name] = column
+    return columns
 
 
 def _ask(guard: Guard, batch: RowBatch, nearest: bool) -> tuple[Decision, NDArray[np.int64]]:

@@ -16,7 +16,7 @@ from fdbd.decision.answers import Decision, NotCalibratedError
 from fdbd.decision.inputs import InputRange
 from fdbd.decision.map_threshold import MapThreshold
 from fdbd.decision.maps import (
-    ONLY_IN_PYTHON,
+    NOT_FOR_MAPS,
     MapDecision,
     batch_hashes,
     decide_maps,
@@ -117,13 +117,19 @@ class Stages:
         """The threshold of whole samples; NotCalibratedError if there is none, ValueError if it is
         one of maps."""
         if self._guard.map_threshold is not None:
-            raise ValueError(ONLY_IN_PYTHON)
+            raise ValueError(NOT_FOR_MAPS)
         if self._guard.threshold is None:
             raise NotCalibratedError(
                 "the guard has no threshold: call calibrate(loader, tpr=0.95) on in-distribution "
                 "data, or use score()"
             )
         return self._guard.threshold
+
+    def require_any_threshold(self) -> Threshold | MapThreshold:
+        """The threshold of whole samples or of maps; NotCalibratedError if there is none."""
+        if self._guard.map_threshold is not None:
+            return self._guard.map_threshold
+        return self.require_threshold()
 
     def require_map_threshold(self) -> MapThreshold:
         """The threshold of maps; NotCalibratedError if there is none."""
@@ -235,7 +241,7 @@ class Stages:
         # A guard of maps is calibrated anew by `Guard.calibrate` alone: a driver that gives it rows
         # would take its promise away unnoticed.
         if isinstance(found, CalibrationMaps) or self._guard.map_threshold is not None:
-            raise ValueError(ONLY_IN_PYTHON)
+            raise ValueError(NOT_FOR_MAPS)
         return found
 
     def calibration_part(
@@ -318,7 +324,7 @@ class Stages:
             self.check_takes_maps()
             if finite is not None:
                 # One number of an image may have entered all of its positions.
-                finite = finite.repeat_interleave(scored.grid.positions)
+                finite = finite[:, None].expand(-1, scored.grid.positions).reshape(-1)
         # False for NaN, too.
         is_trusted = scores < torch.inf
         if finite is not None and finite.shape == scores.shape:

@@ -94,6 +94,11 @@ def export_int8(
         raise ExportError(
             "a guard for features has no network to compute in 8 bits: export it without --int8"
         )
+    if guard.map_threshold is not None:
+        raise ExportError(
+            "the guard decides on maps, and 8 bits are for one prediction per image: export it "
+            "without --int8"
+        )
     if not 0 <= disagreement <= 1:
         raise ValueError(f"disagreement is {disagreement}, expected a share between 0 and 1")
     target = Path(path)

@@ -2,9 +2,26 @@
 `fdbd.decision.onnx_export`."""
 
 from fdbd.decision.export_record import ExportRecord
-from fdbd.decision.onnx_export import OPSET, OUTPUTS, TOLERANCE, ExportError, export, metadata
+from fdbd.decision.onnx_export import (
+    MAP_OUTPUTS,
+    OPSET,
+    OUTPUTS,
+    TOLERANCE,
+    ExportError,
+    export,
+    metadata,
+)
 from fdbd.export import export_target
 
-__all__ = ["OPSET", "OUTPUTS", "TOLERANCE", "ExportError", "ExportRecord", "export", "metadata"]
+__all__ = [
+    "MAP_OUTPUTS",
+    "OPSET",
+    "OUTPUTS",
+    "TOLERANCE",
+    "ExportError",
+    "ExportRecord",
+    "export",
+    "metadata",
+]
 
 export_target(".onnx")(export)

@@ -56,6 +56,10 @@ def export_openvino(
     'guard.xml'
     """
     openvino = require("openvino", "openvino")
+    if guard.map_threshold is not None:
+        raise ExportError(
+            "the guard decides on maps, which OpenVINO was not tried with: export it as .onnx"
+        )
     target = Path(path)
     if target.suffix.lower() != ".xml":
         raise ValueError(f"the path is {str(target)!r}, expected a name that ends with .xml")

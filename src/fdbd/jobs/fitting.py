@@ -20,12 +20,20 @@ from fdbd.data.datasets import info
 from fdbd.data.features import FeatureRows, Widths
 from fdbd.data.images import Images, cut
 from fdbd.data.inputs import Rows, open_rows
+from fdbd.data.label_maps import LabelMaps
 from fdbd.data.npz import array_names, read_array
 from fdbd.decision.choice import Auto
 from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import FewCalibrationSamplesWarning, Target, check_target
 from fdbd.jobs.classes import Matched, gap_caution, match_classes
-from fdbd.jobs.scoring import FEATURE_PART_ROWS, PART_ROWS, Engine, Preparation, read_batches
+from fdbd.jobs.scoring import (
+    FEATURE_PART_ROWS,
+    PART_ROWS,
+    Engine,
+    Preparation,
+    engine_for_maps,
+    read_batches,
+)
 from fdbd.networks.by_name import NamedModel
 from fdbd.networks.checkpoint import read_weights
 
@@ -61,6 +69,7 @@ def fit_files(
     split: str = "train",
     text: str | None = None,
     label: str | None = None,
+    label_maps: str | os.PathLike[str] | None = None,
     **target: Unpack[Target],
 ) -> Fitted:
     """Fit a guard on files, and calibrate it on others.
@@ -82,6 +91,8 @@ def fit_files(
             opened.
         split: which part of a dataset by name the fit takes.
         text, label: the columns of texts and of their labels, for a model of texts.
+        label_maps: for a model that predicts maps, the folder of the label maps of `data`, see
+            `LabelMaps`. Most detectors need none.
         target: `tpr`, `alpha` and `per_class` of `Guard.calibrate`.
     """
     check_target(target.get("tpr"), target.get("alpha"))
@@ -98,19 +109,33 @@ def fit_files(
         )
     rows = open_rows(data, split, text, label)
     preparation = preparation_for(source, rows, data)
+    gives_maps = _gives_maps(guard, preparation)
+    if gives_maps:
+        engine = engine_for_maps(engine)
+    elif label_maps is not None:
+        raise ValueError(
+            "label maps are for a model that predicts a class for each position of a map, and this "
+            "one predicts one for each image: leave --label-maps out"
+        )
     kept_apart = _kept_apart(rows, data, calibration, holdout)
     other = rows if calibration is None else open_calibration(calibration, text, label)
     is_held_out = kept_apart is not None
 
     class_names = source.class_names if isinstance(source, NamedModel) else ()
     num_classes = guard.head.num_classes
-    fit_match = match_rows(rows, num_classes, class_names, None)
+    if gives_maps:
+        # Classes of folders say nothing of the pixels.
+        fit_match = Matched(None, {}, [])
+    else:
+        fit_match = match_rows(rows, num_classes, class_names, None)
     calibration_match = fit_match
-    if not is_held_out:
+    if not is_held_out and not gives_maps:
         calibration_match = match_rows(other, num_classes, class_names, fit_match)
 
     training = Loader(rows, guard.head, preparation, engine, fit_match.labels)
     calibrating = Loader(other, guard.head, preparation, engine, calibration_match.labels)
+    if label_maps is not None:
+        training.label_maps = _open_label_maps(label_maps, rows)
     if kept_apart is not None:
         training.choose(~kept_apart)
         calibrating.choose(kept_apart)
@@ -141,6 +166,29 @@ def _new_guard(
     if autocast and guard.classifier is not None:
         guard.classifier.autocast = torch.bfloat16
     return guard
+
+
+def _gives_maps(guard: Guard, preparation: Preparation | None) -> bool:
+    """Whether the model predicts a class for each position of a map. A head that is a convolution
+    may stand before or after a pooling, so the model is tried on one image of noise."""
+    classifier = guard.classifier
+    if classifier is None or not isinstance(preparation, Preprocess):
+        return False
+    if not classifier.may_give_maps:
+        return False
+    size = preparation.size
+    noise = np.random.default_rng(0).integers(0, 256, (1, size, size, 3), np.uint8)
+    with torch.inference_mode():
+        return classifier(preparation.normalise(noise)).grid is not None
+
+
+def _open_label_maps(folder: str | os.PathLike[str], rows: Rows) -> LabelMaps:
+    if not isinstance(rows, Images) or isinstance(rows.names, range):
+        raise ValueError(
+            f"label maps are found by the names of image files, and {rows.source} has none: give a "
+            "folder of images"
+        )
+    return LabelMaps(Path(folder), rows.names)
 
 
 def preparation_for(source: NamedModel | Head, rows: Rows, data: str) -> Preparation | None:
@@ -235,6 +283,13 @@ def _check_labels(guard: Guard, training: Loader) -> None:
     """An error if the detector learns from labels and the images or texts have none."""
     if not guard.detector.needs.labels or training.labels is not None:
         return
+    if training.label_maps is not None:
+        return
+    if guard.classifier is not None and guard.classifier.may_give_maps:
+        raise ValueError(
+            f"{guard.detector.label} needs labels: give a folder of label maps with --label-maps, "
+            "or choose a detector that needs none, such as fdbd"
+        )
     if isinstance(training.rows, TextRows):
         raise ValueError(
             f"{guard.detector.label} needs labels, and {training.rows.source} has none that are "
@@ -300,7 +355,7 @@ def describe(
 def cautions_of(guard: Guard, data: str, is_held_out: bool) -> list[str]:
     """What to know before the guard is trusted, a sentence each."""
     cautions = []
-    few = guard.stages.require_threshold().caution
+    few = guard.stages.require_any_threshold().caution
     if few is not None:
         cautions.append(few)
     class_names: Any = guard.about["class_names"]
@@ -381,6 +436,8 @@ class Loader:
         self.preparation = preparation
         self.engine = engine
         self.labels = labels
+        self.label_maps: LabelMaps | None = None
+        """Of the images, for a model that predicts maps."""
         self.num_given = 0
         self.errors: list[str] = []
         if isinstance(rows, FeatureRows):
@@ -440,13 +497,24 @@ class Loader:
                 yield inputs.rows(mask)
                 continue
             labels = None
-            if self.labels is not None:
+            if self.label_maps is not None:
+                labels = self._read_label_maps(readable[is_chosen])
+            elif self.labels is not None:
                 labels = torch.from_numpy(self.labels[readable[is_chosen]])
             if isinstance(inputs, Mapping):
                 # Arguments of a model of texts.
                 yield {name: tensor[mask] for name, tensor in inputs.items()}, labels
             else:
                 yield inputs[mask], labels
+
+    def _read_label_maps(self, numbers: NDArray[np.int64]) -> torch.Tensor:
+        """(N, size, size) classes of the pixels of these images."""
+        assert self.label_maps is not None
+        assert isinstance(self.preparation, Preprocess)
+        maps = []
+        for number in numbers.tolist():
+            maps.append(self.label_maps.read(number, self.preparation))
+        return torch.from_numpy(np.stack(maps))
 
     def _error(self, row: int, reason: str) -> str:
         """Why a row was left out, in a sentence that names it."""

@@ -104,6 +104,10 @@ class Output:
         else:
             self._format = Parquet({**TYPES, **keep})
 
+    def add_ood_share(self) -> None:
+        """Have a column ``ood_share``, which guards of maps fill."""
+        self.columns.insert(self.columns.index("p_value") + 1, "ood_share")
+
     @contextlib.contextmanager
     def hold(self, identity: dict[str, Any]) -> Iterator[None]:
         """Keep other runs away from the parts. `identity` are JSON values that say what is scored

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 import numpy as np
 import torch
 
+from fdbd.core.pixels import open_image, upright_size
 from fdbd.core.preprocessing import Preprocess
 from fdbd.core.tokenizer import TextTokenizer
 from fdbd.data.columns import ENDINGS, ColumnFile, TextRows, open_columns
@@ -23,8 +24,9 @@ from fdbd.data.decoding import in_order, prepare
 from fdbd.data.features import FeatureRows, RowBatch, Widths
 from fdbd.data.images import Images, Names, cut
 from fdbd.data.inputs import Rows, open_rows
+from fdbd.data.label_maps import MaskFolder, mask_of
 from fdbd.decision.guard_file import OpenedGuard, open_guard
-from fdbd.decision.rows import Decided, decide_rows, text_column
+from fdbd.decision.rows import Decided, decide_map_rows, decide_rows, text_column
 from fdbd.jobs.output import Output
 from fdbd.util.files import refuse_overlap
 from fdbd.util.progress import Bar
@@ -38,6 +40,8 @@ PART_ROWS = 1024
 """Images or texts of a part of the output: what a kill loses at most."""
 FEATURE_PART_ROWS = 65_536
 FEATURE_THREADS = 2
+MAP_BATCH_SIZE = 8
+"""Images of a batch at most if the model predicts maps: their inner maps are large."""
 
 Part = tuple[int, range]
 """The number of a part of the output, and its rows."""
@@ -89,6 +93,15 @@ class Engine:
         return ray.Workers(self.workers, gpus=gpus, batch_size=self.batch_size)
 
 
+def engine_for_maps(engine: Engine) -> Engine:
+    """The engine with batches that a model of maps can hold; ValueError if it is a cluster."""
+    if engine.name != "local":
+        raise ValueError(
+            "a model that predicts maps runs in this process alone: leave --engine out"
+        )
+    return replace(engine, batch_size=min(engine.batch_size, MAP_BATCH_SIZE))
+
+
 class Summary(NamedTuple):
     """What a run did."""
 
@@ -135,6 +148,7 @@ def score_files(
     fdr: float | None = None,
     text: str | None = None,
     keep: Sequence[str] = (),
+    masks: str | os.PathLike[str] | None = None,
 ) -> Summary:
     """Score a folder of images, an NPZ file, a dataset, features in Parquet, NPZ or CSV, or texts
     in Parquet, CSV or JSON Lines, into Parquet or CSV.
@@ -154,6 +168,8 @@ def score_files(
             `Decision.discoveries` finds them.
         text: the column of the texts, for a model of texts.
         keep: columns of the input to carry through to the output, such as ids.
+        masks: of a guard that decides on maps, a folder for the mask of each image, see
+            `MaskFolder`.
     """
     refuse_overlap(out, [guard, data, checkpoint, model])
     rows = open_rows(data, split, text)
@@ -162,7 +178,12 @@ def score_files(
     kinds = {name: kept.kind(name) for name in keep} if kept is not None else {}
     output = Output(Path(out), names, restart, nearest=nearest, fdr=fdr, keep=kinds)
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust, device=engine.home)
-    scoring = Scoring(opened, rows, engine, nearest, kept, tuple(keep))
+    is_of_maps = opened.guard.map_threshold is not None
+    if is_of_maps:
+        engine = engine_for_maps(engine)
+        output.add_ood_share()
+    mask_folder = None if masks is None else MaskFolder(Path(masks))
+    scoring = Scoring(opened, rows, engine, nearest, kept, tuple(keep), mask_folder)
     return scoring.write(output, engine.cluster())
 
 
@@ -192,10 +213,13 @@ class Scoring:
     kept: ColumnFile | None = None
     """The file whose columns `keep` are carried through."""
     keep: tuple[str, ...] = ()
+    masks: MaskFolder | None = None
+    """Where the masks of a guard of maps go."""
 
     def __post_init__(self) -> None:
         # An error if there is no threshold.
-        self.opened.guard.stages.require_threshold()
+        self.opened.guard.stages.require_any_threshold()
+        self._check_maps()
         if isinstance(self.rows, FeatureRows):
             self.rows.check(self.widths)
         elif isinstance(self.rows, TextRows):
@@ -216,6 +240,31 @@ class Scoring:
                 f"the guard takes texts, not images such as {self.rows.source}: give a file, and "
                 "its column of texts "
                 "with --text"
+            )
+
+    @property
+    def is_of_maps(self) -> bool:
+        """Whether the guard decides on each position of a map."""
+        return self.opened.guard.map_threshold is not None
+
+    def _check_maps(self) -> None:
+        """ValueError for what only one of the two kinds of guards can do."""
+        if not self.is_of_maps:
+            if self.masks is not None:
+                raise ValueError(
+                    "--masks is for a guard that decides on maps, and this one gives one verdict "
+                    "per image: leave it out"
+                )
+            return
+        if self.nearest:
+            raise ValueError(
+                "--nearest names one boundary per image, and the guard decides on maps: leave it "
+                "out"
+            )
+        if not isinstance(self.rows, Images):
+            raise ValueError(
+                f"the guard decides on maps of images, and {self.rows.source} holds none: give "
+                "images"
             )
 
     @cached_property
@@ -342,9 +391,32 @@ class Scoring:
                 if isinstance(rows, Images):
                     names = rows.names[numbers[0] : numbers[-1] + 1]
                 batch = RowBatch(names, inputs, errors)
-                decided = decide_rows(opened.guard, batch, opened.class_names, self.nearest)
+                if self.is_of_maps:
+                    decided = self._decide_maps(batch)
+                else:
+                    decided = decide_rows(opened.guard, batch, opened.class_names, self.nearest)
                 decided["guard"] = text_column([self.guard_id] * len(names))
                 yield self._with_kept(decided, numbers)
+
+    def _decide_maps(self, batch: RowBatch) -> Decided:
+        """Decisions of a guard of maps. The masks are written first, so that a part of the output
+        that is there has all of its masks."""
+        decided, decision = decide_map_rows(self.opened.guard, batch, self.opened.class_names)
+        if self.masks is None or decision is None:
+            return decided
+        assert isinstance(self.rows, Images)
+        assert self.opened.preprocess is not None
+        is_ood = iter(decision.is_ood.cpu().numpy())
+        for place, name in enumerate(map(str, batch.names)):
+            if place in batch.errors:
+                continue
+            if isinstance(self.rows.names, range):
+                height, width = self.rows[int(name)].shape[:2]
+            else:
+                height, width = size_of_file(self.rows, name)
+            mask = mask_of(next(is_ood), self.opened.preprocess, height, width)
+            self.masks.write(name, mask)
+        return decided
 
     def _with_kept(self, decided: Decided, numbers: range) -> Decided:
         """The decisions with the columns that are carried through, behind the first."""
@@ -366,6 +438,12 @@ def _kept_column(values: list[Any], kind: str) -> Any:
     types: dict[str, Any] = {"int64": np.int64, "double": np.float64, "bool": np.bool_}
     numbers = [0 if value is None else value for value in values]
     return np.ma.array(np.array(numbers, types[kind]), mask=is_missing)
+
+
+def size_of_file(rows: Images, name: str) -> tuple[int, int]:
+    """Height and width of an image file, from its header."""
+    with open_image(Path(rows.images.folder, name)) as image:
+        return upright_size(image)
 
 
 def read_batches(

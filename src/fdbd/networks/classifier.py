@@ -140,6 +140,12 @@ class Classifier(nn.Module):
         """The linear head with its present weights."""
         return self._found.linear()
 
+    @property
+    def may_give_maps(self) -> bool:
+        """Whether the head is a convolution. It gives one row per position, unless the model pools
+        before or after it; ``classifier(images).grid`` says which."""
+        return isinstance(self._first_layer, nn.Conv2d)
+
     def fingerprint(self) -> str:
         """The head's fingerprint."""
         return self.head.fingerprint()

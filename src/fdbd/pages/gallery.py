@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from fdbd.core.pixels import ImageError, thumbnail
+from fdbd.core.pixels import ImageError, decode, thumbnail
+from fdbd.data.label_maps import mask_path, overlaid, read_mask
 from fdbd.util.extras import require
 from fdbd.util.files import write_text
 from fdbd.util.pages import asset, render
@@ -28,10 +29,15 @@ COLUMNS = {
 OPTIONAL_COLUMNS = ("path", "nearest")
 
 
+MASKED_SIDE = 192
+"""Pixels of the longer side of a thumbnail with a mask, whose regions are to be told apart."""
+
+
 def write_gallery(
     scores: Path,
     out: Path,
     images: Path | None = None,
+    masks: Path | None = None,
     *,
     embedded: int = 2000,
     title: str | None = None,
@@ -42,6 +48,7 @@ def write_gallery(
         scores: a .parquet or .csv file of `fdbd score`, or its folder of Parquet parts.
         out: the page, one self-contained .html file.
         images: the folder that was scored, for thumbnails; None: the page shows names alone.
+        masks: the folder of masks that a guard of maps wrote; their OOD pixels are tinted.
         embedded: thumbnails inside the page, of the most suspicious samples: 2000 are some 5 MB.
             The others are links to their files.
         title: of the page; default: the file's name.
@@ -51,7 +58,7 @@ def write_gallery(
     thumbnails: list[str | None] = []
     folder = None
     if images is not None:
-        thumbnails = _thumbnails(images, rows[:embedded])
+        thumbnails = _thumbnails(images, masks, rows[:embedded])
         folder = os.path.relpath(images, out.absolute().parent).replace(os.sep, "/")
     data = _columns(rows)
     data["thumbnails"] = thumbnails
@@ -77,15 +84,30 @@ def _suspicion(row: dict[str, Any]) -> tuple[bool, float]:
     return row["error"] is None, score
 
 
-def _thumbnails(images: Path, rows: list[dict[str, Any]]) -> list[str | None]:
+def _thumbnails(images: Path, masks: Path | None, rows: list[dict[str, Any]]) -> list[str | None]:
     def picture(row: dict[str, Any]) -> str | None:
         try:
-            return thumbnail(images / row["name"])
+            if masks is None:
+                return thumbnail(images / row["name"])
+            return _overlay(images, masks, row["name"])
         except ImageError:
             return None
 
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(picture, rows))
+
+
+def _overlay(images: Path, masks: Path, name: str) -> str:
+    """The thumbnail of an image whose OOD pixels are tinted; as it is if it has no mask."""
+    pixels = decode(images / name)
+    path = mask_path(masks, name)
+    if not path.is_file():
+        return thumbnail(pixels, MASKED_SIDE)
+    try:
+        return thumbnail(overlaid(pixels, read_mask(path)), MASKED_SIDE)
+    except ValueError as error:
+        # The image was replaced since it was scored.
+        raise ImageError(str(error)) from None
 
 
 def _key(rows: list[dict[str, Any]]) -> str:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -35,6 +35,13 @@ OUTPUTS = {
 """Outputs by name, with their types in the protocol and in numpy."""
 
 
+MAP_OUTPUTS = ("label", "is_ood", "ood_share", "image_score", "image_p_value", "image_is_ood")
+"""What is asked of a graph of maps."""
+MAP_BATCH_SIZE = 4
+"""Images that a model of maps takes at once at most, since its inner maps are large; a batch of the
+service that has more is cut."""
+
+
 class Answers(NamedTuple):
     """The decisions on N rows, as in `fdbd.Decision`."""
 
@@ -48,10 +55,24 @@ class Answers(NamedTuple):
     """(N,)"""
     is_ood: NDArray[np.bool_]
     """(N,)"""
+    ood_shares: NDArray[np.float64] | None = None
+    """(N,) of a guard of maps: the share of each image's positions that are OOD. The fields above
+    are then about the image as a whole: its label is the class of the most positions."""
+    masks: NDArray[np.bool_] | None = None
+    """(N, H, W) of a guard of maps: which positions are OOD."""
 
     def rows(self, start: int, stop: int) -> Answers:
         """The answers on rows start to stop."""
-        return Answers._make(part[start:stop] for part in self)
+        parts = [None if part is None else part[start:stop] for part in self]
+        return Answers._make(parts)
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Answers]) -> Answers:
+        """The answers on several runs of rows, one behind the other."""
+        parts = []
+        for arrays in zip(*pieces):
+            parts.append(None if arrays[0] is None else np.concatenate(arrays))
+        return cls._make(parts)
 
 
 Reason = tuple[list[int], list[float], list[float]]
@@ -80,6 +101,8 @@ class Backend(ABC):
     """"images", "features" or "texts"."""
     row_shape: tuple[int, ...]
     """Of a row that is decided: a prepared image, features, or an encoded text."""
+    is_of_maps: bool = False
+    """Whether the model predicts a class for each position of a map."""
     num_classes: int
     class_names: tuple[str, ...]
     """One per class, or none."""
@@ -142,6 +165,7 @@ class OnnxBackend(Backend):
         self._takes_any_length = True
         self._open_inputs(path, about)
         self.num_classes = _size(self._session.get_outputs()[0].shape[1], path)
+        self.is_of_maps = bool(about["threshold"].get("maps"))
         self.class_names = tuple(about["class_names"] or ())
         self.calibration = np.frombuffer(base64.b64decode(about["calibration"]), "<f8").copy()
         threshold = about["threshold"]
@@ -185,6 +209,11 @@ class OnnxBackend(Backend):
 
     def decide(self, rows: Rows) -> Answers:
         """The graph's answers."""
+        if self.is_of_maps:
+            pieces = []
+            for start in range(0, len(rows), MAP_BATCH_SIZE):
+                pieces.append(self._decide_maps(rows[start : start + MAP_BATCH_SIZE]))
+            return Answers.joined(pieces)
         given: dict[str, Any] = {self.input_name: rows}
         if self.encoder is not None:
             given = self.encoder.inputs_of(rows, cut=self._takes_any_length)
@@ -193,6 +222,22 @@ class OnnxBackend(Backend):
         scores = scores.astype(np.float64)
         p_values = p_values.astype(np.float64)
         return Answers(logits, labels, scores, p_values, is_ood)
+
+    def _decide_maps(self, rows: Rows) -> Answers:
+        found = self._session.run([*MAP_OUTPUTS], {self.input_name: rows})
+        labels, is_ood, ood_share, scores, p_values, image_is_ood = found
+        most = []
+        for of_image in labels:
+            most.append(np.bincount(of_image.ravel(), minlength=self.num_classes).argmax())
+        return Answers(
+            logits=np.zeros((len(rows), 0), np.float32),
+            labels=np.array(most, np.int64),
+            scores=scores.astype(np.float64),
+            p_values=p_values.astype(np.float64),
+            is_ood=image_is_ood,
+            ood_shares=ood_share.astype(np.float64),
+            masks=is_ood,
+        )
 
     def explain(self, rows: Rows, nearest: int) -> list[Reason]:
         """An exported graph holds decisions, not distances."""

@@ -260,7 +260,7 @@ def _threads(count: int, enter: Callable[[int], object] | None) -> ThreadPoolExe
 async def _joined(pieces: list[Answer]) -> Answers:
     """The answers on all pieces of a request, in their order."""
     found = await asyncio.gather(*pieces)
-    return Answers._make(np.concatenate(parts) for parts in zip(*found))
+    return Answers.joined(found)
 
 
 def _give_answers(batch: list[tuple[Answer, Rows]], found: Answers | ModelFailure) -> None:

@@ -4,6 +4,7 @@ Inference Protocol. Both lead to the same micro-batches."""
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from fdbd.data.label_maps import ID, OOD, as_png
 from fdbd.serve import inference_protocol
 from fdbd.serve.asked import Asked, asked_of, checked, file_of_form, read_body
 from fdbd.serve.backend import Answers, Rows, finite
@@ -53,7 +55,10 @@ class DecisionRoutes:
         `{"text": "…"}`."""
         guard = named_guard(request, self._process.guards)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        explain = request.query_params.get("explain", "").lower() in ("1", "true", "yes")
+        explain = _is_asked(request, "explain")
+        if _is_asked(request, "mask") and not guard.backend.is_of_maps:
+            reason = "this guard gives one verdict per sample, so there is no mask: leave mask out"
+            raise HTTPException(400, reason)
         if guard.backend.input_name == "features":
             return await self._decide_features(request, guard, kind, explain)
         if guard.backend.encoder is not None:
@@ -126,6 +131,11 @@ class DecisionRoutes:
         decisions = _decisions(guard, answers)
         if explain:
             await self._explain(asked, guard, rows, decisions)
+        if _is_asked(request, "mask") and answers.masks is not None:
+            mask = answers.masks[0]
+            # Its grey levels, the PNG and its text.
+            asked.memory.take(4 * mask.size)
+            decisions[0]["mask"] = await self._process.decoder.run(asked, _as_text, mask)
         self._follow_up.keep_rejected(guard, decisions[0], image.small)
         self._follow_up.record(asked, guard, answers, content, image.small)
         self._follow_up.ask_shadow(asked, guard, answers, rows, content)
@@ -134,6 +144,9 @@ class DecisionRoutes:
     async def infer(self, request: Request) -> Response:
         """A tensor by the Open Inference Protocol."""
         guard = guard_of_model(request, self._process.guards)
+        if guard.backend.is_of_maps:
+            reason = "this guard decides on maps of images: send an image to POST /decide"
+            raise HTTPException(400, reason)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in ("application/json", "application/octet-stream", ""):
             wanted = "application/json or application/octet-stream"
@@ -256,7 +269,20 @@ def _decisions(guard: ServedGuard, answers: Answers) -> list[dict[str, Any]]:
                 "is_ood": bool(answers.is_ood[row]),
             }
         )
+        if answers.ood_shares is not None:
+            decisions[row]["ood_share"] = float(answers.ood_shares[row])
     return decisions
+
+
+def _is_asked(request: Request, name: str) -> bool:
+    """Whether the address asks for something by `?name=1`."""
+    return request.query_params.get(name, "").lower() in ("1", "true", "yes")
+
+
+def _as_text(is_ood: NDArray[np.bool_]) -> str:
+    """Verdicts (H, W) as a PNG of grey levels in base64: 255 is OOD, 0 is in-distribution."""
+    levels = np.where(is_ood, OOD, ID).astype(np.uint8)
+    return base64.b64encode(as_png(levels)).decode()
 
 
 async def _until_client_leaves(request: Request) -> None:

@@ -238,7 +238,7 @@ def record_of(
     """One decision as it is recorded."""
     label = int(answers.labels[row])
     score = float(answers.scores[row])
-    return {
+    found = {
         "time": round(time.time(), 3),
         "request": request,
         "row": row,
@@ -251,3 +251,6 @@ def record_of(
         "is_ood": bool(answers.is_ood[row]),
         "input_sha256": sha256,
     }
+    if answers.ood_shares is not None:
+        found["ood_share"] = float(answers.ood_shares[row])
+    return found

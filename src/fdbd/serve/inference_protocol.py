@@ -50,7 +50,9 @@ def describe(name: str, backend: Backend) -> dict[str, Any]:
         shape = [-1]
         datatype = TEXT_DATATYPE
     outputs = []
-    for output, (kind, _) in OUTPUTS.items():
+    # Maps are answered by POST /decide alone.
+    offered = {} if backend.is_of_maps else OUTPUTS
+    for output, (kind, _) in offered.items():
         output_shape = [-1, backend.num_classes] if output == "logits" else [-1]
         outputs.append({"name": output, "datatype": kind, "shape": output_shape})
     return {

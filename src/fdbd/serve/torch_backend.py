@@ -7,8 +7,8 @@ import torch
 
 from fdbd.core.batch import Batch
 from fdbd.decision.guard_file import OpenedGuard
-from fdbd.decision.maps import ONLY_IN_PYTHON
-from fdbd.serve.backend import Answers, Backend, Reason, Rows
+from fdbd.decision.maps import MapDecision
+from fdbd.serve.backend import MAP_BATCH_SIZE, Answers, Backend, Reason, Rows
 
 
 class TorchBackend(Backend):
@@ -18,9 +18,10 @@ class TorchBackend(Backend):
         self._guard = opened.guard
         self.preprocess = opened.preprocess
         detector = opened.guard.detector
-        if opened.guard.map_threshold is not None:
-            raise ValueError(ONLY_IN_PYTHON)
-        threshold = opened.guard.threshold
+        maps = opened.guard.map_threshold
+        self.is_of_maps = maps is not None
+        # Of maps, the service watches the images as a whole.
+        threshold = opened.guard.threshold if maps is None else maps.image_threshold
         if threshold is None:
             raise ValueError(
                 "the guard has no threshold, so it cannot decide: calibrate it with fdbd fit"
@@ -39,7 +40,7 @@ class TorchBackend(Backend):
         self.calibration = np.sort(threshold.calibration.double().cpu().numpy())
         self.thresholds = threshold.value.double().flatten().tolist()
         self.expected_rate = threshold.expected_rate
-        self.promise = threshold.guarantee
+        self.promise = threshold.guarantee if maps is None else maps.guarantee
         self.name = f"{detector.label}, {threshold.kind} threshold at {threshold.target:g}"
         self.id = opened.guard.id
         self.version = str(opened.guard.version)
@@ -52,6 +53,11 @@ class TorchBackend(Backend):
 
     def decide(self, rows: Rows) -> Answers:
         """The guard's decisions."""
+        if self.is_of_maps:
+            pieces = []
+            for start in range(0, len(rows), MAP_BATCH_SIZE):
+                pieces.append(self._decide_maps(rows[start : start + MAP_BATCH_SIZE]))
+            return Answers.joined(pieces)
         with torch.inference_mode():
             decision = self._guard(self._inputs(rows))
         logits, labels, scores, p_values, is_ood = (part.cpu() for part in decision)
@@ -61,6 +67,20 @@ class TorchBackend(Backend):
             scores.double().numpy(),
             p_values.double().numpy(),
             is_ood.numpy(),
+        )
+
+    def _decide_maps(self, rows: Rows) -> Answers:
+        with torch.inference_mode():
+            decision = self._guard(self._inputs(rows))
+        assert isinstance(decision, MapDecision)
+        return Answers(
+            logits=np.zeros((len(rows), 0), np.float32),
+            labels=decision.image_labels().cpu().numpy(),
+            scores=decision.image_scores.double().cpu().numpy(),
+            p_values=decision.image_p_values.double().cpu().numpy(),
+            is_ood=decision.image_is_ood.cpu().numpy(),
+            ood_shares=decision.ood_share.double().cpu().numpy(),
+            masks=decision.is_ood.cpu().numpy(),
         )
 
     def explain(self, rows: Rows, nearest: int) -> list[Reason]:

@@ -1,0 +1,191 @@
+"""BoxGuard: a guard around a network that finds boxes, with a decision on each detection.
+
+Detections of one image are not exchangeable, images are. So the threshold is set from one random
+detection of each calibration image, and what it promises is about one random detection of a new
+image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self, Unpack
+
+from fdbd.core.batch import Batch
+from fdbd.decision.guard import Guard
+from fdbd.decision.threshold import Target
+from fdbd.detectors import Detector
+from fdbd.networks.boxes import Detections, box_network
+
+CONFIDENT = 0.7
+"""Confidence from which on a detection is learnt from if no true boxes are given."""
+MATCHED = 0.5
+"""Intersection over union with a true box of its class from which on a detection is a match."""
+
+
+class BoxDecision(NamedTuple):
+    """A guard's decisions on the D detections of one image.
+
+    >>> nothing = torch.zeros(0)
+    >>> BoxDecision(torch.zeros(0, 4), nothing.long(), nothing, nothing, nothing, nothing.bool())
+    BoxDecision(0 detections, 0 OOD)
+    """
+
+    boxes: Tensor
+    """(D, 4) as the network gives them: see `Detections.boxes`."""
+    labels: Tensor
+    """(D,) the network's classes."""
+    confidences: Tensor
+    """(D,) the network's own scores."""
+    scores: Tensor
+    """(D,) the guard's: higher is more in-distribution."""
+    p_values: Tensor
+    """(D,)"""
+    is_ood: Tensor
+    """(D,) bool."""
+
+    def __repr__(self) -> str:
+        count = len(self.labels)
+        noun = "detection" if count == 1 else "detections"
+        return f"BoxDecision({count} {noun}, {int(self.is_ood.sum())} OOD)"
+
+
+class BoxGuard:
+    """A guard around a network that finds boxes: torchvision's Faster R-CNN or Mask R-CNN, or
+    Hugging Face's DETR.
+
+    Args:
+        model: the network.
+        detector: a detector or its name; or a fitted `Guard` of such features, as `fdbd.load` reads
+            what ``box_guard.guard.save(path)`` wrote.
+        min_confidence: for DETR, whose queries all give a box: those below it have found nothing.
+            Faster R-CNN has a limit of its own, ``roi_heads.score_thresh``.
+        seed: of the draw of one detection per calibration image.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        detector: Detector | Guard | str = "fdbd",
+        *,
+        min_confidence: float = 0.5,
+        seed: int = 0,
+    ) -> None:
+        self.network = box_network(model, min_confidence)
+        if isinstance(detector, Guard):
+            self.guard = detector
+        else:
+            self.guard = Guard(self.network.head, detector)
+        self._seed = seed
+
+    def fit(self, data: Iterable[Any]) -> Self:
+        """Fit the detector on detections of training images: on those that match a true box if
+        `data` gives (images, targets), else on confident ones.
+
+        Args:
+            data: batches of what the network takes, or (batch, targets). A target is a dict of
+                ``boxes`` (B, 4), with corners as in `Detections`, and ``labels`` (B,).
+        """
+        self.guard.fit(self._batches(data))
+        return self
+
+    def calibrate(self, data: Iterable[Any], **target: Unpack[Target]) -> Self:
+        """Set the threshold from in-distribution images that neither the network's training nor the
+        fit has seen: from one random detection of each, chosen as for `fit`. With `alpha`, one
+        random detection of a new in-distribution image is flagged with probability at most
+        `alpha`."""
+        generator = torch.Generator().manual_seed(self._seed)
+        drawn = []
+        for found in self._learnable(data):
+            count = len(found.labels)
+            if count:
+                place = torch.randint(count, (1,), generator=generator)
+                drawn.append(_as_batch(found.chosen(place.to(found.labels.device))))
+        if not drawn:
+            raise ValueError(
+                "no calibration image has a detection to learn from: none matches a true box, or "
+                f"none has a confidence of {CONFIDENT}"
+            )
+        self.guard.calibrate(drawn, **target)
+        return self
+
+    def __call__(self, inputs: Any) -> list[BoxDecision]:
+        """The decisions on what the network finds in each image of a batch."""
+        decisions = []
+        for found in self.network.detections(inputs):
+            decision = self.guard.decide(_as_batch(found))
+            decisions.append(
+                BoxDecision(
+                    found.boxes,
+                    found.labels,
+                    found.confidences,
+                    decision.scores,
+                    decision.p_values,
+                    decision.is_ood,
+                )
+            )
+        return decisions
+
+    def _batches(self, data: Iterable[Any]) -> Iterator[Batch]:
+        """The detections to learn from, as rows of features; their classes are the network's."""
+        has_rows = False
+        for found in self._learnable(data):
+            if len(found.labels):
+                has_rows = True
+                yield _as_batch(found)._replace(labels=found.labels)
+        if not has_rows:
+            raise ValueError(
+                "the training images have no detection to learn from: none matches a true box, or "
+                f"none has a confidence of {CONFIDENT}"
+            )
+
+    def _learnable(self, data: Iterable[Any]) -> Iterator[Detections]:
+        """Of each image, the detections to learn from."""
+        for item in data:
+            inputs, targets = _split(item)
+            found = self.network.detections(inputs)
+            if targets is None:
+                for detections in found:
+                    yield detections.chosen(detections.confidences >= CONFIDENT)
+                continue
+            if len(targets) != len(found):
+                raise ValueError(
+                    f"there are {len(targets)} targets for {len(found)} images: expected one dict "
+                    "of boxes and labels for each"
+                )
+            for detections, target in zip(found, targets):
+                yield detections.chosen(is_matched(detections, target))
+
+
+def _split(item: Any) -> tuple[Any, Sequence[dict[str, Tensor]] | None]:
+    """A loader's item as (inputs, targets). A list of images is inputs alone."""
+    is_pair = isinstance(item, (tuple, list)) and len(item) == 2
+    if is_pair and isinstance(item[1], (tuple, list)):
+        targets = item[1]
+        if all(isinstance(target, dict) for target in targets):
+            return item[0], targets
+    return item, None
+
+
+def _as_batch(found: Detections) -> Batch:
+    return Batch(found.features, found.logits)
+
+
+def is_matched(found: Detections, target: dict[str, Tensor]) -> Tensor:
+    """(D,) whether each detection overlaps a true box of its class by at least one half."""
+    device = found.boxes.device
+    overlap = _intersection_over_union(found.boxes, target["boxes"].to(device))
+    is_same = found.labels[:, None] == target["labels"].to(device)[None]
+    return ((overlap >= MATCHED) & is_same).any(dim=1)
+
+
+def _intersection_over_union(first: Tensor, second: Tensor) -> Tensor:
+    """(D, B) of boxes (D, 4) and (B, 4), given by their corners."""
+    upper_left = torch.maximum(first[:, None, :2], second[None, :, :2])
+    lower_right = torch.minimum(first[:, None, 2:], second[None, :, 2:])
+    shared = (lower_right - upper_left).clamp_min(0).prod(dim=2)
+    area = (first[:, 2:] - first[:, :2]).prod(dim=1)
+    other_area = (second[:, 2:] - second[:, :2]).prod(dim=1)
+    return shared / (area[:, None] + other_area[None] - shared).clamp_min(1e-12)
