@@ -78,7 +78,7 @@ def fit(result, *more: object, preprocess: Preprocess = WHOLE, model: str = "seg
 
 
 def opened(folder: Path) -> fdbd.Guard:
-    return open_guard(folder / "guard.safetensors", trust=True).guard
+    return open_guard(folder / "guard.safetensors", model="mapfactory:segmenter").guard
 
 
 def inbox(folder: Path) -> list[Path]:
@@ -92,7 +92,15 @@ def test_a_folder_of_images_becomes_a_guard_whose_rows_and_masks_are_its_decisio
     assert (fitted["fit_rows"], fitted["calibration_rows"]) == (30, 40)
     assert "at most 0.1 of an image's pixels are flagged" in fitted["guarantee"]
     summary = result(
-        "score", "guard.safetensors", "inbox", "--masks", "masks", "--trust-model", "--workers", 1
+        "score",
+        "guard.safetensors",
+        "inbox",
+        "--masks",
+        "masks",
+        "--model",
+        "mapfactory:segmenter",
+        "--workers",
+        1,
     )
     assert (summary["rows"], summary["unreadable"]) == (6, 1)
     broken, *rows = pq.read_table("scores.parquet").to_pylist()
@@ -120,7 +128,13 @@ def test_a_folder_of_images_becomes_a_guard_whose_rows_and_masks_are_its_decisio
     page = (folder / "gallery.html").read_text()
     assert page.count("data:image/jpeg;base64,") == 5
     explained = result(
-        "explain", "guard.safetensors", files[0], "--out", "why.png", "--trust-model"
+        "explain",
+        "guard.safetensors",
+        files[0],
+        "--out",
+        "why.png",
+        "--model",
+        "mapfactory:segmenter",
     )
     assert explained["ood_share"] == pytest.approx(shares[0], abs=1e-6)
     assert sum(entry["share"] for entry in explained["classes"]) == pytest.approx(1)
@@ -174,10 +188,14 @@ def test_what_one_of_the_two_kinds_of_guards_cannot_do_is_refused_in_one_sentenc
     assert "leave --label-maps out" in fit_refused(run, "--label-maps", "train", model="pooled")
     assert "leave --engine out" in fit_refused(run, "--engine", "ray")
     fit(result)
-    code, _, error = run("score", "guard.safetensors", "inbox", "--nearest", "--trust-model")
+    code, _, error = run(
+        "score", "guard.safetensors", "inbox", "--nearest", "--model", "mapfactory:segmenter"
+    )
     assert (code, "leave it out" in " ".join(error.split())) == (2, True)
     fit(result, model="pooled")
-    code, _, error = run("score", "guard.safetensors", "inbox", "--masks", "masks", "--trust-model")
+    code, _, error = run(
+        "score", "guard.safetensors", "inbox", "--masks", "masks", "--model", "mapfactory:pooled"
+    )
     assert code == 2
     assert "one verdict per image" in " ".join(error.split())
 
@@ -187,7 +205,14 @@ def test_onnx_runtime_gives_the_maps_of_torch(folder, result) -> None:
     fit(result)
     image = inbox(folder)[0]
     about = result(
-        "export", "guard.safetensors", "--example", image, "--trust-model", "--out", "maps.onnx"
+        "export",
+        "guard.safetensors",
+        "--example",
+        image,
+        "--model",
+        "mapfactory:segmenter",
+        "--out",
+        "maps.onnx",
     )
     assert about["verification"]["verified"]
     assert about["threshold"]["maps"]

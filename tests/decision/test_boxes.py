@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +16,7 @@ from fdbd.networks.boxes import Detections, box_network
 
 detection = pytest.importorskip("torchvision.models.detection")
 transformers = pytest.importorskip("transformers")
+HEADS_PAGE = Path(__file__).parents[2] / "docs" / "heads.md"
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +163,25 @@ def test_a_guard_of_boxes_is_saved_and_read_as_one_of_features(faster_rcnn, tmp_
     again = BoxGuard(faster_rcnn, fdbd.load(tmp_path / "boxes.safetensors"))
     found = box_network(faster_rcnn).detections(images(1, seed=6))[0]
     assert torch.equal(again.guard.score(rows_of(found)), guard.guard.score(rows_of(found)))
+
+
+def test_the_quickstart_on_the_page_runs_as_it_stands(faster_rcnn) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", HEADS_PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    block = next(block for block in blocks if "BoxGuard" in block)
+    assert len(block.splitlines()) <= 10
+    network = box_network(faster_rcnn)
+    fresh = images(25, seed=8)
+    names = {
+        "box_model": faster_rcnn,
+        "box_loader": [(fresh, targets_of(network.detections(fresh)))],
+        "fresh_box_loader": [(fresh, targets_of(network.detections(fresh)))],
+        "box_images": images(1, seed=9),
+    }
+    with warnings.catch_warnings():
+        # The same images are used twice here.
+        warnings.simplefilter("ignore")
+        exec(block, names)
+    assert names["decision"].is_ood.shape == names["decision"].labels.shape
 
 
 def test_other_detectors_of_boxes_are_refused_with_what_to_do_instead() -> None:
