@@ -45,10 +45,11 @@ class Page(HTMLParser):
 
 def faults_of(folder: Path) -> list[str]:
     """One sentence for each link without a target and each address that is loaded from outside."""
-    found = [
-        path for path in sorted(folder.rglob("*.html")) if "_static" not in path.parts
-    ]  # the theme's own
-    pages = {path: Page(path.read_text(encoding="utf-8")) for path in found}
+    pages = {}
+    for path in sorted(folder.rglob("*.html")):
+        # Those in _static are the theme's own.
+        if "_static" not in path.parts:
+            pages[path] = Page(path.read_text(encoding="utf-8"))
     faults = [] if pages else [f"{folder} holds no pages: build the site first"]
     for path, page in pages.items():
         place = path.relative_to(folder)

@@ -25,47 +25,60 @@ def data(
     Examples: `fdbd data`, `fdbd data cifar10`, `fdbd data mnist --verify`, `fdbd data
     public:resnet50`
     """
-    from fdbd.data import datasets
-    from fdbd.networks.public import public_network
-    from fdbd.util.progress import Bar
-
     if name is None:
         _list(as_json)
-    elif name.startswith(
-        "public:"
-    ):  # building the network fetches its weights and compares them with their SHA-256
-        network = public_network(name.removeprefix("public:"))
-        network.build()
-        found = {
-            "name": name,
-            "file": network.file,
-            "sha256": network.sha256,
-            "source": network.source,
-        }
-        answer(found, as_json, f"{name}: {network.file} from {network.source}")
+    elif name.startswith("public:"):
+        _fetch_network(name, as_json)
     elif verify:
-        problems = datasets.verify(name, split)
-        lines = problems or [f"{name} {split}: as it should be"]
-        answer({"name": name, "split": split, "problems": problems}, as_json, *lines)
-        if problems:
-            raise typer.Exit(1)
+        _verify(name, split, as_json)
     else:
-        with Bar(f"fetching {name}") as bar:
+        _fetch(name, split, as_json)
 
-            def progress(done: int, total: int | None) -> None:
-                bar.total = total
-                bar.update(done)
 
-            images = datasets.load(name, split, progress=progress)
-        fetched = {
-            "name": images.name,
-            "split": split,
-            "images": len(images),
-            "source": images.source,
-        }
-        answer(
-            fetched, as_json, f"{images.name} {split}: {len(images):,} images from {images.source}"
-        )
+def _fetch_network(name: str, as_json: bool) -> None:
+    from fdbd.networks.public import public_network
+
+    network = public_network(name.removeprefix("public:"))
+    # This fetches its weights and compares them with their SHA-256.
+    network.build()
+    found = {
+        "name": name,
+        "file": network.file,
+        "sha256": network.sha256,
+        "source": network.source,
+    }
+    answer(found, as_json, f"{name}: {network.file} from {network.source}")
+
+
+def _verify(name: str, split: str, as_json: bool) -> None:
+    from fdbd.data import datasets
+
+    problems = datasets.verify(name, split)
+    lines = problems or [f"{name} {split}: as it should be"]
+    answer({"name": name, "split": split, "problems": problems}, as_json, *lines)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _fetch(name: str, split: str, as_json: bool) -> None:
+    from fdbd.data import datasets
+    from fdbd.util.progress import Bar
+
+    with Bar(f"fetching {name}") as bar:
+
+        def progress(done: int, total: int | None) -> None:
+            bar.total = total
+            bar.update(done)
+
+        images = datasets.load(name, split, progress=progress)
+    found = {
+        "name": images.name,
+        "split": split,
+        "images": len(images),
+        "source": images.source,
+    }
+    line = f"{images.name} {split}: {len(images):,} images from {images.source}"
+    answer(found, as_json, line)
 
 
 def _list(as_json: bool) -> None:

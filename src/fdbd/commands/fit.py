@@ -87,9 +87,8 @@ def fit(
     if ":" in detector:
         raise ValueError(
             f"--detector is {detector!r}, but a guard's file cannot name code: a detector of your "
-            "own is compared with "
-            f"fdbd bench --detectors {detector}, and fitted in Python with fdbd.Guard(model, "
-            "detector)"
+            f"own is compared with fdbd bench --detectors {detector}, and fitted in Python with "
+            "fdbd.Guard(model, detector)"
         )
     check_place(out)
     where = Engine(engine.value, address, device, batch_size, workers)
@@ -225,10 +224,8 @@ def _report(
                 where_from = "held out, which the classifier was fitted without"
         options.say(
             f"{out}: {guard.detector.label} fitted on {fitted.training.num_given:,} rows, "
-            "calibrated on "
-            f"{fitted.calibrating.num_given:,} {where_from}. {threshold.guarantee} What it "
-            "promises for new data rests "
-            f"on this: {RULE}."
+            f"calibrated on {fitted.calibrating.num_given:,} {where_from}. {threshold.guarantee} "
+            f"What it promises for new data rests on this: {RULE}."
         )
         if guard.choice is not None:
             source = "of the calibration rows" if held_out is None else f"rows of {held_out}"

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 DATA = (
     "A folder of images, one image, an .npz of images, the name of a dataset, a .parquet, .npz or "
-    ".csv "
-    "of features, or with --text a .csv, .jsonl or .parquet of texts."
+    ".csv of features, or with --text a .csv, .jsonl or .parquet of texts."
 )
 FDR = (
     "Also write which rows are OOD at this false discovery rate, such as 0.1: the mean share of "

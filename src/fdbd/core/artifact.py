@@ -90,10 +90,8 @@ def _description(text: str, shown: str) -> dict[str, Any]:
     """The JSON description of a guard, if this version of the library can read its format."""
     try:
         description = json.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ):  # not JSON, a number of too many digits, or nested too deeply
+    except (ValueError, RecursionError):
+        # Not JSON, a number of too many digits, or nested too deeply.
         description = None
     version = description.get("format") if isinstance(description, dict) else None
     # Not isinstance: True is an int, too.

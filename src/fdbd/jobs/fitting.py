@@ -233,9 +233,8 @@ def _kept_apart(
     if holdout is None:
         raise ValueError(
             f"no data to calibrate on: {RULE}. Give --calibration DATA; or, if the network was not "
-            "trained on "
-            f"{data!r}, confirm it with --network-never-saw-data, and a part of them is kept for "
-            "calibration"
+            f"trained on {data!r}, confirm it with --network-never-saw-data, and a part of them is "
+            "kept for calibration"
         )
     if not 0 < holdout < 1:
         raise ValueError(f"holdout is {holdout}, expected a share between 0 and 1")
@@ -293,14 +292,13 @@ def _check_labels(guard: Guard, training: Loader) -> None:
     if isinstance(training.rows, TextRows):
         raise ValueError(
             f"{guard.detector.label} needs labels, and {training.rows.source} has none that are "
-            "classes of the model: "
-            "name their column with --label"
+            "classes of the model: name their column with --label"
         )
     if isinstance(training.rows, Images):
         raise ValueError(
             f"{guard.detector.label} needs labels, and {training.rows.source} has none that are "
-            "classes of the model: "
-            f"put the images in one folder per class, {guard.head.num_classes} in all"
+            "classes of the model: put the images in one folder per class, "
+            f"{guard.head.num_classes} in all"
         )
 
 
@@ -369,10 +367,8 @@ def cautions_of(guard: Guard, data: str, is_held_out: bool) -> list[str]:
             if agreement.count >= 100 and accuracy >= MEMORISED:
                 cautions.append(
                     f"the model is right on {accuracy:.2%} of {data!r}, as if it had been trained "
-                    "on "
-                    "them; a threshold calibrated on a part of them then raises more false alarms "
-                    "than promised: "
-                    "give --calibration DATA that the network never saw"
+                    "on them; a threshold calibrated on a part of them then raises more false "
+                    "alarms than promised: give --calibration DATA that the network never saw"
                 )
                 break
     return cautions

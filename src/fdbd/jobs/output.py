@@ -155,8 +155,7 @@ class Output:
             if not may_discard:
                 raise ValueError(
                     f"{str(self.folder)!r} holds scores of another guard, of other data or of an "
-                    "earlier version of "
-                    "fdbd: remove it, choose another --out, or give --restart"
+                    "earlier version of fdbd: remove it, choose another --out, or give --restart"
                 )
             part.unlink()
         write_json(path, identity)

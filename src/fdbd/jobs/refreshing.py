@@ -100,8 +100,7 @@ def _from_scores(guard: Guard, rows: ScoredRows) -> Fresh:
     if rows.guard is not None and rows.guard != guard.id:
         cautions.append(
             f"{rows.source!r} was scored by the guard {rows.guard}, this is {guard.id}: their "
-            "scores are alike only if "
-            "the two differ in nothing but the threshold"
+            "scores are alike only if the two differ in nothing but the threshold"
         )
     return _chosen(guard, rows, np.flatnonzero(rows.is_scored), len(rows), cautions)
 
@@ -145,8 +144,7 @@ def _from_loader(opened: OpenedGuard, loader: Loader) -> Fresh:
     if known is not None and seen.overlap(known) > 0.5:
         cautions.append(
             "most of the fresh data were also used for the fit: scores on them are too good, and "
-            "the new threshold will "
-            "raise more false alarms than promised"
+            "the new threshold will raise more false alarms than promised"
         )
     left_out = len(loader.errors) + int((~is_finite).sum())
     return Fresh(guard, all_scores[is_finite], all_predicted[is_finite], left_out, cautions)

@@ -226,20 +226,18 @@ class Scoring:
             if self.tokenizer is None:
                 raise ValueError(
                     f"the guard has no tokenizer for texts such as those of {self.rows.source}: it "
-                    "takes images or "
-                    "features; fit one with fdbd fit hf:MODEL DATA --text COLUMN"
+                    "takes images or features; fit one with fdbd fit hf:MODEL DATA --text COLUMN"
                 )
         elif self.opened.preprocess is None and self.tokenizer is None:
             raise ValueError(
                 f"the guard takes features, not images such as {self.rows.source}: it was fitted "
-                "without a model; name "
-                "the model with --model, or give a Parquet or NPZ file of features"
+                "without a model; name the model with --model, or give a Parquet or NPZ file of "
+                "features"
             )
         elif self.opened.preprocess is None:
             raise ValueError(
                 f"the guard takes texts, not images such as {self.rows.source}: give a file, and "
-                "its column of texts "
-                "with --text"
+                "its column of texts with --text"
             )
 
     @property

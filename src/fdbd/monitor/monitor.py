@@ -171,12 +171,12 @@ class _Collector:
     """A monitor in the form that Prometheus registries take."""
 
     def __init__(self, monitor: Monitor, prefix: str) -> None:
-        self.monitor, self.prefix = monitor, prefix
+        self.monitor = monitor
+        self.prefix = prefix
 
     def describe(self) -> Iterator[Any]:
-        return (
-            self.collect()
-        )  # tells the registry the names, so that it refuses a second monitor under them
+        # It tells the registry the names, so that it refuses a second monitor under them.
+        return self.collect()
 
     def collect(self) -> Iterator[Any]:
         core = require("prometheus_client.core", "monitor")

@@ -20,17 +20,15 @@ from torch import Tensor, nn
 from fdbd.util.files import beside
 from fdbd.util.terminal import one_line
 
-_WRAPPERS = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-)  # keys under which checkpoints keep the weights
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
+"""Keys under which checkpoints keep the weights."""
 # Names of other implementations, and ours for the same tensor: wrappers; the two common names each
 # of a ResNet's head and shortcut; and PyTorch-Pretrained-ViT, which the fDBD paper uses, under
 # torchvision's names.
 _RENAMES = (
-    *2 * ((r"^(module|encoder|backbone|model|net)\.", ""),),  # one wrapper may hold another
+    # Twice, since one wrapper may hold another.
+    (r"^(module|encoder|backbone|model|net)\.", ""),
+    (r"^(module|encoder|backbone|model|net)\.", ""),
     (r"^fc\.", "linear."),
     (r"^linear\.", "fc."),
     (r"\.shortcut\.", ".downsample."),

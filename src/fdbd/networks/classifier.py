@@ -32,10 +32,8 @@ from fdbd.networks.wrapped import unwrapped
 from fdbd.util.devices import device_of
 
 Call = tuple[str, Any, Any]  # name of the watched module, its input, its output
-PRECISIONS = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}  # that a model may run in under autocast, by name
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What a model may run in under autocast, by name."""
 
 
 class Classifier(nn.Module):

@@ -12,13 +12,9 @@ from collections.abc import Callable, Iterator
 GRACE_SECONDS = 1.0  # how long an interrupted run may take to stop in good order
 INTERRUPTED = 130  # exit code after Ctrl-C
 _ONE_PRESS_SECONDS = 0.3  # forked workers get the signal, too, and write to the same pipe
-_COMMANDS = (
-    "Cc",
-    "Cf",
-    "Cs",
-    "Zl",
-    "Zp",
-)  # control, format (bidirectional overrides), surrogates, separators
+_COMMANDS = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode's categories of control and format characters (bidirectional overrides), surrogates and
+separators."""
 
 
 def printable(text: str) -> str:

@@ -301,8 +301,8 @@ def plain_errors() -> Iterator[None]:
         if isinstance(error, (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)):
             raise RuntimeError(
                 f"a worker died {TASK_RETRIES + 1} times over the same piece of work: an image may "
-                "crash its decoder, "
-                "which --engine local makes a row with an error, or memory is short"
+                "crash its decoder, which --engine local makes a row with an error, or memory is "
+                "short"
             ) from None
         raise _innermost(error) from None
 
