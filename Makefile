@@ -46,7 +46,7 @@ bounds: $(VENV)/.dev ## try what a client can send to the service: time and memo
 crashes: $(VENV)/.dev ## let every call that changes a file fail or end the process (Linux, a C compiler)
 	$(BIN)/python -m pytest -m '' tests/crashes
 
-FUZZED := guard guard-description monitor-description results npz parquet config inference-request image
+FUZZED := guard guard-description monitor-description results npz parquet config inference-request image service-state
 fuzz: $(VENV)/.dev ## try damaged and forged input on everything that reads it, a minute each
 	@mkdir -p build
 	cd build && for target in $(FUZZED); do ../$(BIN)/python ../tests/fuzz/fuzz.py $$target --seconds 60 || exit 1; done

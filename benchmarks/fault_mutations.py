@@ -21,9 +21,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+# Imported once, for all forks: the package itself is imported by each of them.
+import numpy  # noqa: F401
+import PIL.Image  # noqa: F401
+import pyarrow.parquet  # noqa: F401
+import torch  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
@@ -347,25 +355,69 @@ def copy_package(place: Path, edits: Iterable[Edit] = ()) -> Path:
     return copy
 
 
-def run_rows(copy: Path, row: str, tries: int) -> Outcome:
+def run_faults(place: Path, copy: Path, row: str, tries: int) -> str:
+    """What `faults.py` says of one row on a copy of the package, in a fork of this process, which
+    has imported what takes long."""
+    log = place / "log"
+    log.write_bytes(b"")
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        output = os.open(log, os.O_WRONLY | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        code = 3
+        try:
+            os.environ["PYTHONPATH"] = str(copy)
+            sys.path[:0] = [str(copy), str(FAULTS.parent)]
+            sys.argv[0] = str(FAULTS)
+            import faults
+
+            words = ["--only", f"^{row}$", "--tries", str(tries), "--base", str(place / "base")]
+            code = faults.main(words)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    os.waitpid(child, 0)
+    return log.read_text(errors="replace")
+
+
+def run_row(place: Path, copy: Path, row: str, tries: int) -> Outcome:
     """One row of `faults.py` on a copy of the package."""
-    words = [str(FAULTS), "--only", f"^{row}$", "--tries", str(tries)]
-    done = _run(copy, words)
-    failed = re.search(r"\*\*(\d+ of \d+) failed\*\*: (.*?) \|", done.stdout)
+    said = run_faults(place, copy, row, tries)
+    failed = re.search(r"\*\*(\d+ of \d+) failed\*\*: (.*?) \|", said)
     if failed:
         return Outcome(False, f"{failed[1]} tries: {failed[2]}")
-    if "held" not in done.stdout:
+    if "held" not in said:
         # The trial could not even be prepared, which is no notice of any promise.
-        raise SystemExit(f"{row} did not run: {(done.stdout + done.stderr)[-1500:]}")
+        raise SystemExit(f"{row} did not run: {said[-1500:]}")
     return Outcome(True, "held")
 
 
 def run_operation(copy: Path, operation: str, library: Path) -> Outcome:
-    """One operation of the crash harness on a copy of the package, at every third call or so."""
-    every = "7" if operation.startswith("export") else "1"
+    """One operation of the crash harness on a copy of the package; every seventh call of one that
+    takes long."""
+    every = "7" if operation.startswith(("export", "score")) else "1"
     words = [str(HARNESS), operation, "--every", every]
     with tempfile.TemporaryDirectory() as home:
-        done = _run(copy, words, LD_PRELOAD=str(library), OMP_NUM_THREADS="1", FDBD_CACHE=home)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(copy),
+            "LD_PRELOAD": str(library),
+            "OMP_NUM_THREADS": "1",
+            "FDBD_CACHE": home,
+        }
+        done = subprocess.run(
+            [sys.executable, *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"operation')]
     findings = [json.loads(line) for line in lines if "what" in line]
     if findings:
@@ -375,51 +427,72 @@ def run_operation(copy: Path, operation: str, library: Path) -> Outcome:
     return Outcome(True, "held")
 
 
-def _run(copy: Path, words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(copy), **more}
-    return subprocess.run(
-        [sys.executable, *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-
-
 def shown(words: str) -> str:
     """What a check said, on one line of a table."""
     one_line = " ".join(words.split()).replace("|", "/").replace("<", "‹").replace(">", "›")
     return re.sub(r"/\S*/", "…/", one_line)[:110]
 
 
-def try_mutation(mutation: Mutation, copy: Path, library: Path) -> list[tuple[str, Outcome]]:
-    """What each check of a mutation says."""
-    outcomes = []
+class Check(NamedTuple):
+    """A row of faults, or an operation of the crash harness."""
+
+    name: str
+    run: Callable[[Path], Outcome]
+    """On a copy of the package."""
+
+
+def checks_of(mutation: Mutation, place: Path, library: Path) -> list[Check]:
+    """What should notice a mutation, rows first."""
+    checks = []
     for row, tries in mutation.rows:
-        outcomes.append((row, run_rows(copy, row, tries)))
+        checks.append(Check(row, partial(_row_on, place, row, tries)))
     for operation in mutation.operations:
-        outcomes.append((f"crashes: {operation}", run_operation(copy, operation, library)))
-    return outcomes
+        checks.append(Check(f"crashes: {operation}", partial(_operation_on, operation, library)))
+    return checks
 
 
-def as_line(name: str, outcomes: list[tuple[str, Outcome]]) -> str:
-    """A line of the table."""
-    noticed = [check for check, outcome in outcomes if not outcome.held]
-    missed = [check for check, outcome in outcomes if outcome.held]
-    first = next((outcome.words for _, outcome in outcomes if not outcome.held), "")
-    by = ", ".join(f"`{check}`" for check in noticed) or "**nothing**"
-    return f"| {name} | {by} | {', '.join(f'`{check}`' for check in missed)} | {shown(first)} |"
+def _row_on(place: Path, row: str, tries: int, copy: Path) -> Outcome:
+    return run_row(place, copy, row, tries)
+
+
+def _operation_on(operation: str, library: Path, copy: Path) -> Outcome:
+    return run_operation(copy, operation, library)
+
+
+def try_mutation(mutation: Mutation, place: Path, library: Path) -> tuple[bool, str]:
+    """Whether a mutation was noticed, and its line of the table. Checks are run until one of them
+    notices."""
+    copy = copy_package(place, mutation.edits)
+    held = []
+    for check in checks_of(mutation, place, library):
+        outcome = check.run(copy)
+        if not outcome.held:
+            words = shown(outcome.words)
+            return True, f"| {mutation.name} | `{check.name}` | {words} |"
+        held.append(f"`{check.name}`")
+    return False, f"| {mutation.name} | **nothing** | not by {', '.join(held)} |"
+
+
+def try_unchanged(mutations: list[Mutation], place: Path, library: Path) -> None:
+    """SystemExit if a check fails on the unchanged package: its notice would prove nothing."""
+    copy = copy_package(place)
+    done = set()
+    for mutation in mutations:
+        for check in checks_of(mutation, place, library):
+            if check.name in done:
+                continue
+            done.add(check.name)
+            outcome = check.run(copy)
+            print(f"unchanged: {check.name}: {outcome.words}", file=sys.stderr, flush=True)
+            if not outcome.held:
+                raise SystemExit(f"{check.name} fails on the unchanged package: {outcome.words}")
 
 
 def write_page(lines: list[str], noticed: int) -> None:
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
     _, _, after = rest.partition(MARKS[1])
     told = f"{noticed} of {len(lines)} noticed, on {time.strftime('%Y-%m-%d')}."
-    title = [
-        "| what the changed package does | noticed by | not noticed by | in these words |",
-        "|---|---|---|---|",
-    ]
+    title = ["| what the changed package does | noticed by | in these words |", "|---|---|---|"]
     page = "\n".join([MARKS[0], "", *title, *lines, "", told, "", MARKS[1]])
     PAGE.write_text(before + page + after, encoding="utf-8")
 
@@ -452,19 +525,16 @@ def main() -> int:
             "-lpthread",
         ]
         subprocess.run(words, check=True)
+        # Made by the package as it is.
+        run_faults(place, copy_package(place), "of no name", 1)
         if not options.no_baseline:
-            rows = {row: tries for mutation in chosen for row, tries in mutation.rows}
-            operations = tuple({each: None for mutation in chosen for each in mutation.operations})
-            unchanged = Mutation("nothing is changed", (), tuple(rows.items()), operations)
-            for check, outcome in try_mutation(unchanged, copy_package(place), library):
-                if not outcome.held:
-                    raise SystemExit(f"{check} fails on the unchanged package: {outcome.words}")
+            try_unchanged(chosen, place, library)
         for mutation in chosen:
             start = time.monotonic()
-            outcomes = try_mutation(mutation, copy_package(place, mutation.edits), library)
-            noticed += any(not outcome.held for _, outcome in outcomes)
-            lines.append(as_line(mutation.name, outcomes))
-            print(f"{lines[-1]}  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+            is_noticed, line = try_mutation(mutation, place, library)
+            noticed += is_noticed
+            lines.append(line)
+            print(f"{line}  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     print("\n".join(lines))
     if not options.only:
         write_page(lines, noticed)

@@ -1084,7 +1084,7 @@ def try_fault(each: Fault, tries: int, folder: Path) -> tuple[str, bool]:
     return f"held{': ' + told if told else ''}", True
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -1095,8 +1095,9 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="functions whose name matches this expression")
     parser.add_argument("--tries", type=int, help="of each fault; writes no page")
+    parser.add_argument("--base", type=Path, help="a folder that keeps the data of all faults")
     parser.add_argument("--fork", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.fork:
         fork_and_ask(options.fork)
         return 0
@@ -1104,7 +1105,7 @@ def main() -> int:
     held = True
     with tempfile.TemporaryDirectory(prefix="fdbd-faults-") as name:
         folder = Path(name)
-        prepare(folder)
+        prepare(options.base or folder / "base")
         for each in FAULTS:
             is_cluster = each.trial.__name__.startswith("ray_")
             if not re.search(options.only, each.trial.__name__) or (options.quick and is_cluster):
@@ -1145,10 +1146,12 @@ def write_page(rows: dict[str, str]) -> None:
     PAGE.write_text(before + page + after, encoding="utf-8")
 
 
-def prepare(folder: Path) -> None:
-    """The data that all faults use."""
+def prepare(base: Path) -> None:
+    """The data that all faults use, unless the folder has them."""
     global BASE
-    BASE = folder / "base"
+    BASE = base.resolve()
+    if (BASE / "whole").exists():
+        return
     BASE.mkdir()
 
     def make() -> None:
@@ -1165,6 +1168,7 @@ def prepare(folder: Path) -> None:
         BASE, "fit", "cifar10-ce", "known", "--calibration", "photos", "--out", "images.safetensors"
     )
     expect(run.code == 0, run.text)
+    (BASE / "whole").touch()
 
 
 if __name__ == "__main__":

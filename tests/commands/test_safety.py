@@ -1,8 +1,9 @@
-"""No command writes over what it reads."""
+"""No command writes over what it reads, and none waits for what is no file."""
 
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 
 import numpy as np
@@ -71,3 +72,35 @@ def test_what_commands_write_is_known_to_the_check() -> None:
             text = str(getattr(parameter.default, "help", ""))
             if text.startswith(("Write ", "The page.", "The guard's file.", "Folder for")):
                 assert name in OUTPUTS, f"{command.__name__} --{name}: {text}"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("gallery", "fifo.csv", "--out", "page.html"),
+        ("sample", "fifo.csv", "--out", "rows.csv"),
+        ("compare", "fifo.csv", "file"),
+        ("compare", "file", "fifo.json"),
+        ("calibrate", "fifo.safetensors", "--data", "file", "--out", "guard.safetensors"),
+        ("calibrate", "file", "--data", "fifo.npz", "--out", "guard.safetensors"),
+        ("score", "file", "fifo.csv", "--text", "text", "--out", "scores.csv"),
+        ("score", "file", "fifo.jsonl", "--text", "text", "--out", "scores.csv"),
+        ("fit", "hf:model", "fifo.csv", "--text", "text", "--out", "guard.safetensors"),
+        ("stress", "fifo.safetensors", "images"),
+        ("choose", "fifo.npz", "--held-out", "images"),
+        ("explain", "file", "fifo.png"),
+        ("export", "fifo.safetensors", "--out", "guard.onnx"),
+        ("inspect", "fifo.safetensors"),
+        ("bench", "fifo.toml"),
+    ],
+)
+def test_no_command_waits_for_a_fifo(run, inputs, arguments) -> None:
+    for name in arguments:
+        if name.startswith("fifo"):
+            os.mkfifo(inputs / name)
+    code, _, said = run(*arguments)
+    assert code == 2
+    assert "is neither a regular file nor a folder" in said
+    assert len(said.strip().splitlines()) == 1

@@ -163,6 +163,44 @@ def inference_seeds() -> list[bytes]:
     return [b"\n" + plain, str(len(binary)).encode() + b"\n" + binary + tail]
 
 
+def read_service_state(data: bytes) -> object:
+    """What two processes left behind in a service's folder. Whatever it is, the service starts,
+    counts, and answers those who ask for its numbers."""
+    from fdbd.serve.metrics import Observed, exposition
+    from fdbd.serve.state_store import FolderStore
+    from fdbd.serve.watch import Watch
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        state = description_of(data)
+        for slot in range(2):
+            content = data if state is None else json.dumps({**state, "slot": slot}).encode()
+            (folder / f"slot-{slot}.json").write_bytes(content)
+        (folder / "acknowledged.json").write_bytes(data)
+        watch = Watch(backend(), FolderStore(folder), processes=2)
+        watch.start()
+        try:
+            watch.count_request("/decide", 200, 0.1)
+            numbers = json.dumps(watch.view(), allow_nan=False)
+            metrics = exposition([Observed("guard", backend(), watch, 0, True)], {})
+        finally:
+            watch.stop()
+        return numbers, metrics
+
+
+def service_state_seeds() -> list[bytes]:
+    from fdbd.serve.state_store import FolderStore
+    from fdbd.serve.watch import Watch
+
+    with tempfile.TemporaryDirectory() as name:
+        watch = Watch(backend(), FolderStore(Path(name)), processes=2)
+        watch.start()
+        watch.count_request("/decide", 200, 0.1)
+        watch.stop()
+        state = (Path(name) / "slot-0.json").read_bytes()
+    return [state, b'{"time": 1.5, "note": "seen"}']
+
+
 def description_seed(saved: Callable[[], tuple[dict[str, Any], Any]]) -> Callable[[], list[bytes]]:
     def seeds() -> list[bytes]:
         description = {name: value for name, value in saved()[0].items() if name != "sha256"}
@@ -238,4 +276,5 @@ TARGETS: dict[str, Target] = {
     "config": Target(read_config, config_seeds),
     "inference-request": Target(read_inference_request, inference_seeds),
     "image": Target(read_image, image_seeds),
+    "service-state": Target(read_service_state, service_state_seeds),
 }

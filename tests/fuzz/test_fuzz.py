@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-NEEDS = {"parquet": "pyarrow", "inference-request": "onnxruntime", "image": "PIL"}
+NEEDS = {
+    "parquet": "pyarrow",
+    "inference-request": "onnxruntime",
+    "image": "PIL",
+    "service-state": "onnxruntime",
+}
 TARGETS = [
     "guard", "guard-description", "monitor-description", "results", "npz", "parquet", "config",
-    "inference-request", "image",
+    "inference-request", "image", "service-state",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")

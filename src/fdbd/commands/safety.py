@@ -1,9 +1,11 @@
-"""What all commands go through before they run: no output may be an input."""
+"""What all commands go through before they run: no output may be an input, and no input may be
+something that is waited for, such as a FIFO."""
 
 from __future__ import annotations
 
 import functools
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ OUTPUTS = ("out", "init", "share")
 
 
 def checked(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command, which refuses an output that is one of its inputs before it does anything."""
+    """The command, which refuses an output that is one of its inputs, and an input that is no file
+    or folder, before it does anything."""
 
     @functools.wraps(command)
     def run(**values: Any) -> Any:
+        refuse_odd_inputs(values)
         refuse_lost_inputs(values)
         return command(**values)
 
@@ -42,6 +46,21 @@ def refuse_lost_inputs(values: Mapping[str, Any]) -> None:
                         f"the output {str(out)!r} would replace files of the input {str(each)!r}; "
                         f"choose another --{name}"
                     )
+
+
+def refuse_odd_inputs(values: Mapping[str, Any]) -> None:
+    """One sentence if an input is a FIFO, a socket or a device: reading it might never end."""
+    for path in _inputs(values):
+        try:
+            mode = path.stat().st_mode
+        except (OSError, ValueError):
+            # What is not a path, such as the name of a model.
+            continue
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise ValueError(
+                f"{str(path)!r} is neither a regular file nor a folder: save what it gives in a "
+                "file first"
+            )
 
 
 def _inputs(values: Mapping[str, Any]) -> Iterator[Path]:
