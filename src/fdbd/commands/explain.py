@@ -110,7 +110,9 @@ def _print(sample: SampleExplanation, title: str) -> None:
     titles = ["boundary to", "distance", "share of the score"]
     rows = []
     for boundary in sample.boundaries:
-        name, distance, share = boundary["name"], boundary["distance"], boundary["share"]
+        name = boundary["name"]
+        distance = boundary["distance"]
+        share = boundary["share"]
         rows.append([name, f"{distance:.4g}", f"{share:.1%}"])
     print_table(titles, rows, right=titles[1:], title=title)
     if sample.others:

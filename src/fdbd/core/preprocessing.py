@@ -163,7 +163,8 @@ class Preprocess:
         """One image (H, W, 3) to (size, size, 3), still uint8. A long and narrow one that has more
         than MAX_PIXELS when its short side is brought to size is an ImageError."""
         picture = image if isinstance(image, Picture) else Picture.from_pixels(image)
-        height, width = picture.height, picture.width
+        height = picture.height
+        width = picture.width
         size = self.size
         if self.crop == "tf":
             side = max(1, int(size / (size + 32) * min(height, width)))

@@ -81,8 +81,12 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         calibration: float = 0.2,
         random_state: Any = 0,
     ) -> None:
-        self.classifier, self.detector, self.tpr, self.alpha = classifier, detector, tpr, alpha
-        self.calibration, self.random_state = calibration, random_state
+        self.classifier = classifier
+        self.detector = detector
+        self.tpr = tpr
+        self.alpha = alpha
+        self.calibration = calibration
+        self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit classifier, detector and threshold on samples X (N, P) of the known classes y

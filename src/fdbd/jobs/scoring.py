@@ -381,7 +381,8 @@ class Scoring:
         self, spans: Sequence[range], processes: bool = True
     ) -> Generator[Decided, None, None]:
         """Decisions on the rows of these spans, in order, batch by batch."""
-        opened, rows = self.opened, self.rows
+        opened = self.opened
+        rows = self.rows
         batches = read_batches(rows, spans, self.widths, self.preparation, self.engine, processes)
         with contextlib.closing(batches):
             for numbers, inputs, errors in batches:

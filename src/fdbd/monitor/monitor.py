@@ -180,7 +180,8 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         core = require("prometheus_client.core", "monitor")
-        counter, gauge = core.CounterMetricFamily, core.GaugeMetricFamily
+        counter = core.CounterMetricFamily
+        gauge = core.GaugeMetricFamily
         now: dict[str, Any] = self.monitor.snapshot()
         for family, name, key, help_ in (
             (counter, "samples", "samples", "Samples seen."),

@@ -244,13 +244,15 @@ def whiten_stem(model: CompactResNet, images: Tensor, eps: float = 5e-4) -> None
     weight = model.stem.weight
     half = weight.shape[0] // 2
     kernel = weight.shape[2]
-    patches = (
-        F.unfold(images, kernel, stride=2).transpose(1, 2).reshape(-1, 3 * kernel * kernel).double()
-    )
+    patches = F.unfold(images, kernel, stride=2).transpose(1, 2)
+    patches = patches.reshape(-1, 3 * kernel * kernel).double()
     variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
     # An eigenvector's sign is the solver's whim; fix it so that the start is the same everywhere.
-    directions = directions * directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
-    filters = (directions / (variances + eps).sqrt())[:, -half:].T.reshape(half, 3, kernel, kernel)
+    largest = directions.abs().argmax(0, keepdim=True)
+    directions = directions * directions.gather(0, largest).sign()
+    # `eigh` returns the leading ones last.
+    leading = (directions / (variances + eps).sqrt())[:, -half:]
+    filters = leading.T.reshape(half, 3, kernel, kernel)
     weight.copy_(torch.cat([filters, -filters]))
     assert model.stem.bias is not None
     model.stem.bias.zero_()

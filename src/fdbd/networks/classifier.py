@@ -332,7 +332,8 @@ class _Tap:
     """The forward hook on one watched module. Outside a Classifier's call it does nothing."""
 
     def __init__(self, recorder: _Recorder, name: str) -> None:
-        self.recorder, self.name = recorder, name
+        self.recorder = recorder
+        self.name = name
 
     @property
     def __name__(self) -> str:

@@ -77,7 +77,8 @@ def check_head(call: FirstCall) -> bool:
 def _as_rows(output: Tensor | None, call: FirstCall) -> Tensor | None:
     """The model's output in the form of the head's logits, (N, C); as it is if it has another
     size."""
-    logits, grid = call.batch.logits, call.batch.grid
+    logits = call.batch.logits
+    grid = call.batch.grid
     assert logits is not None
     if output is None:
         return None
@@ -183,7 +184,8 @@ def _layer_behind(target: Tensor, call: FirstCall) -> str | None:
 
 def _check_linear(call: FirstCall) -> None:
     """ValueError unless logits are weight · features + bias."""
-    features, logits = call.batch.features, call.batch.logits
+    features = call.batch.features
+    logits = call.batch.logits
     assert logits is not None
     if not torch.isfinite(features).all():
         refuse_head(
