@@ -148,6 +148,23 @@ def test_a_fit_on_blocks_has_the_buffers_of_a_local_fit(cluster, blocks, dtype):
     assert_same_buffers(together, expected)
 
 
+def test_auto_is_fitted_where_the_data_are_and_weighed_here(cluster):
+    features, labels = make_features(400)
+    fresh = make_features(200, seed=3)[0]
+    dataset = ray.data.from_arrow(features_table(features, labels)).repartition(5).materialize()
+    kinds = {"wide": fdbd.Batch(4 * torch.randn(60, 6))}
+    auto = fdbd.Auto(pool=("fdbd", "energy", "knn"), kinds=kinds)
+    with pytest.raises(ValueError, match="held_out"):
+        on_ray.fit(fdbd.Guard(HEAD, auto), dataset)
+    together = on_ray.fit(fdbd.Guard(HEAD, auto), dataset, held_out=[fdbd.Batch(fresh)])
+    alone = fdbd.Guard(HEAD, auto).fit([fdbd.Batch(features)], held_out=[fdbd.Batch(fresh)])
+    for found, expected in zip(together.choice.members, alone.choice.members):
+        assert found.name == expected.name
+        assert found.share == pytest.approx(expected.share, abs=1e-6)
+    probe = fdbd.Batch(make_features(20, seed=4)[0])
+    torch.testing.assert_close(together.score(probe), alone.score(probe))
+
+
 def test_true_classes_come_from_y_where_label_is_a_prediction(cluster):
     features, labels = make_features(301, torch.float64)
     table = features_table(features, (labels + 1) % 4).append_column("y", pa.array(labels.numpy()))

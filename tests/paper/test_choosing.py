@@ -30,7 +30,8 @@ def make_scores(title: str = "a network", group: str = "test", seed: int = 0) ->
         sets[f"kind {kind}"] = around(-0.5, -0.6, -1.0, count=25)
     sets["ood far"] = around(-1, -0.5, -2)
     sets["ood near"] = around(-0.2, -0.3, -1.0)
-    return StudyScores(title, group, ("near",), CANDIDATES, sets, {})
+    deprived = np.full(len(CANDIDATES), np.nan)
+    return StudyScores(title, group, ("near",), CANDIDATES, sets, {}, deprived)
 
 
 def test_p_values_are_those_of_an_ensemble() -> None:
@@ -99,7 +100,7 @@ def test_the_protocol_names_candidates_that_exist_and_no_network_twice() -> None
     titles = [entry.title for entry in protocol.networks]
     assert len(set(titles)) == len(titles)
     for entry in protocol.networks:
-        assert entry.group in ("development", "test")
+        assert entry.group in ("development", "test", "new")
         assert set(protocol.near.get(entry.id, ())) <= set(protocol.ood[entry.id])
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,13 +18,14 @@ import torch
 from numpy.typing import NDArray
 
 from fdbd.bench.cache import FeatureCache
-from fdbd.core.batch import Head
+from fdbd.core.batch import Batch, Head
 from fdbd.core.preprocessing import Preprocess
 from fdbd.data.datasets import Images, load
 from fdbd.data.features import FeatureSet
 from fdbd.data.images import spread_evenly
 from fdbd.data.pseudo_ood import kinds_of_pixels
-from fdbd.decision.choice_rule import make_member
+from fdbd.decision.choice_rule import POOL, make_member
+from fdbd.metrics import auroc
 from fdbd.networks.by_name import model_by_name
 from fdbd.networks.classifier import Classifier
 from fdbd.util.files import beside, cache_root, data_roots, parse_toml
@@ -33,6 +35,8 @@ Floats = NDArray[np.float64]
 Say = Callable[[str], None]
 PROTOCOL = Path(__file__).with_name("choosing.toml")
 BATCH = 32
+HELD_OUT_CLASSES = (*POOL, "mds++", "optfs")
+"""Candidates that are also tried on classes that were held out, on development networks."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,9 @@ class StudyScores:
     candidates: tuple[str, ...]
     sets: Mapping[str, Floats]  #: by the names of `StudyNetwork.sets`, (candidates, N) each
     failures: Mapping[str, str]  #: why a candidate has no scores
+    class_hold_out: Floats
+    """(candidates,) AUROC between held-out images and those of classes that the fit and the head
+    were deprived of; NaN if it was not computed."""
 
     @property
     def ood(self) -> list[str]:
@@ -80,6 +87,31 @@ class StudyScores:
     def kinds(self) -> list[str]:
         """Names of the pseudo-OOD kinds."""
         return [name[5:] for name in self.sets if name.startswith("kind ")]
+
+    def with_others(self, others: StudyScores) -> StudyScores:
+        """These scores and those of other candidates on the same sets."""
+        sets = {}
+        for name, values in self.sets.items():
+            sets[name] = np.concatenate([values, others.sets[name]])
+        return replace(
+            self,
+            candidates=(*self.candidates, *others.candidates),
+            sets=sets,
+            failures={**self.failures, **others.failures},
+            class_hold_out=np.concatenate([self.class_hold_out, others.class_hold_out]),
+        )
+
+    def of(self, candidates: Sequence[str]) -> StudyScores:
+        """The scores of these candidates alone, in this order."""
+        names = [name for name in candidates if name in self.candidates]
+        places = [self.candidates.index(name) for name in names]
+        return replace(
+            self,
+            candidates=tuple(names),
+            sets={name: values[places] for name, values in self.sets.items()},
+            failures={name: why for name, why in self.failures.items() if name in candidates},
+            class_hold_out=self.class_hold_out[places],
+        )
 
 
 @dataclass(frozen=True)
@@ -136,25 +168,29 @@ class Protocol:
 
 
 def scores_of(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> StudyScores:
-    """Scores on one network: from the cache if the network's entry, the candidates and the sizes
-    are the same."""
+    """Scores on one network: from the cache if the network's entry and the sizes are the same;
+    candidates that are not there yet are added."""
     asked = {
         "entry": asdict(entry),
-        "candidates": protocol.candidates,
         "sizes": asdict(protocol.sizes_of(entry)),
         "kinds": protocol.kinds,
         "ood": protocol.ood[entry.id],
         "near": protocol.near.get(entry.id, ()),
-        "format": 1,
+        "format": 2,
     }
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
     path = cache_root() / "choice" / f"{digest}.npz"
-    if path.is_file():
-        return _read_scores(path)
-    network = _extract(entry, protocol, say, device)
-    scores = _score_all(network, protocol.candidates, say)
-    _write_scores(path, scores)
-    return scores
+    known = _read_scores(path) if path.is_file() else None
+    missing = list(protocol.candidates)
+    if known is not None:
+        missing = [name for name in missing if name not in {*known.candidates, *known.failures}]
+    if missing:
+        network = _extract(entry, protocol, say, device)
+        found = _score_all(network, missing, say)
+        known = found if known is None else known.with_others(found)
+        _write_scores(path, known)
+    assert known is not None
+    return known.of(protocol.candidates)
 
 
 def _extract(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> StudyNetwork:
@@ -222,6 +258,7 @@ def _score_all(network: StudyNetwork, candidates: Sequence[str], say: Say) -> St
     scores: dict[str, list[Floats]] = {name: [] for name in network.sets}
     fitted: list[str] = []
     failures: dict[str, str] = {}
+    deprived: list[float] = []
     for spec in candidates:
         say(f"{network.title}: {spec}")
         try:
@@ -230,6 +267,7 @@ def _score_all(network: StudyNetwork, candidates: Sequence[str], say: Say) -> St
             failures[spec] = one_line(error)
             continue
         fitted.append(spec)
+        deprived.append(_class_hold_out(spec, network))
         for name, values in of_sets.items():
             scores[name].append(values)
     return StudyScores(
@@ -239,6 +277,7 @@ def _score_all(network: StudyNetwork, candidates: Sequence[str], say: Say) -> St
         tuple(fitted),
         {name: np.stack(rows) for name, rows in scores.items()},
         failures,
+        np.array(deprived),
     )
 
 
@@ -255,6 +294,45 @@ def _score_one(spec: str, network: StudyNetwork) -> dict[str, Floats]:
     return found
 
 
+def _class_hold_out(spec: str, network: StudyNetwork) -> float:
+    """The mean AUROC over five groups of classes: the detector is fitted without the group, to a
+    head without its rows, and tells held-out images of other classes from those of the group."""
+    if network.group != "development" or spec not in HELD_OUT_CLASSES:
+        return math.nan
+    head = network.head
+    training = network.train.rows(slice(None))
+    held_out = network.held_out.rows(slice(None))
+    of_training = head(training.features).argmax(dim=1)
+    of_held_out = head(held_out.features).argmax(dim=1)
+    order = torch.randperm(head.num_classes, generator=torch.Generator().manual_seed(0))
+    found = []
+    for group in order.chunk(5):
+        is_kept = torch.ones(head.num_classes, dtype=torch.bool)
+        is_kept[group] = False
+        smaller = Head(head.weight[is_kept], head.bias[is_kept])
+        # Labels are the places of their classes among those that are kept.
+        place = torch.cumsum(is_kept.long(), 0) - 1
+        rows = is_kept[of_training]
+        labels = None
+        if training.labels is not None:
+            rows = rows & is_kept[training.labels]
+            labels = place[training.labels[rows]]
+        features = training.features[rows]
+        detector = make_member(spec)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                detector.fit(Batch(features, logits=smaller(features), labels=labels), smaller)
+        except ValueError:
+            return math.nan
+        is_inside = is_kept[of_held_out]
+        with torch.no_grad():
+            logits = smaller(held_out.features)
+            scores = detector.score(Batch(held_out.features, logits=logits)).double().numpy()
+        found.append(auroc(scores[is_inside.numpy()], scores[~is_inside.numpy()]))
+    return float(np.mean(found))
+
+
 def _write_scores(path: Path, scores: StudyScores) -> None:
     about = {
         "title": scores.title,
@@ -265,14 +343,20 @@ def _write_scores(path: Path, scores: StudyScores) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with beside(path) as draft, open(draft, "wb") as file:
-        arrays: Any = {"about": np.array(json.dumps(about)), **scores.sets}
+        arrays: Any = {
+            "about": np.array(json.dumps(about)),
+            "class hold-out": scores.class_hold_out,
+            **scores.sets,
+        }
         np.savez_compressed(file, **arrays)
 
 
 def _read_scores(path: Path) -> StudyScores:
     with np.load(path, allow_pickle=False) as arrays:
         about = json.loads(str(arrays["about"]))
-        sets = {name: arrays[name] for name in arrays.files if name != "about"}
+        deprived = arrays["class hold-out"]
+        others = ("about", "class hold-out")
+        sets = {name: arrays[name] for name in arrays.files if name not in others}
     return StudyScores(
         about["title"],
         about["group"],
@@ -280,4 +364,5 @@ def _read_scores(path: Path) -> StudyScores:
         tuple(about["candidates"]),
         sets,
         about["failures"],
+        deprived,
     )
