@@ -18,6 +18,8 @@ from fdbd.util.pages import render
 
 PLOT_WIDTH, PLOT_HEIGHT = 720, 320
 PLOT_LEFT, PLOT_RIGHT, PLOT_BOTTOM = 16, 600, 280
+LETTER, LINE = 7, 13  # the size of a letter in the plot, at most
+LONGEST = 16  # letters of a detector's name
 LABELLED = 0.02  # weights from which a detector's name stands beside its point
 
 
@@ -74,7 +76,7 @@ def _row(member: Member, kinds: list[str]) -> dict[str, Any]:
         "name": member.name,
         "share": f"{100 * member.share:.0f} %" if member.share else "",
         "time": describe_cost(member.cost.microseconds),
-        "memory": f"{member.cost.megabytes:.3g}",
+        "memory": f"{member.cost.megabytes:.2g}",
         "cells": [_cell(member.aurocs[kind]) for kind in kinds],
     }
 
@@ -101,9 +103,18 @@ def _real_rows(advice: Advice) -> list[dict[str, Any]]:
     ]
 
 
+def _would_overlap(point: dict[str, Any], x: float, y: float) -> bool:
+    """Whether a name at this place would be written over that of the point."""
+    if not point["label"]:
+        return False
+    width = max(LETTER * len(point["label"]), LETTER * LONGEST)
+    return bool(abs(point["x"] - x) < width and abs(point["y"] - y) < LINE)
+
+
 def _plot(advice: Advice) -> dict[str, Any]:
     """Places of all detectors: the logarithm of the time from left to right, the weight upwards."""
-    members = advice.choice.members
+    # The weightiest first, so that their names have room.
+    members = sorted(advice.choice.members, key=lambda member: -member.weight)
     front = {member.name for member in advice.pareto}
     times = [max(member.cost.microseconds, 1e-3) for member in members]
     first = math.floor(math.log10(min(times)))
@@ -114,15 +125,18 @@ def _plot(advice: Advice) -> dict[str, Any]:
         share = (math.log10(microseconds) - first) / (last - first)
         return round(PLOT_LEFT + share * (PLOT_RIGHT - PLOT_LEFT), 1)
 
-    points = []
+    points: list[dict[str, Any]] = []
     for member, time in zip(members, times):
         height = member.weight / top * (PLOT_BOTTOM - 30)
+        x = across(time)
+        y = round(PLOT_BOTTOM - height, 1)
+        has_room = not any(_would_overlap(other, x, y) for other in points)
         points.append(
             {
-                "x": across(time),
-                "y": round(PLOT_BOTTOM - height, 1),
+                "x": x,
+                "y": y,
                 "front": member.name in front,
-                "label": member.name if member.weight >= LABELLED else "",
+                "label": member.name if member.weight >= LABELLED and has_room else "",
                 "title": f"{member.name}: {100 * member.weight:.1f} %, {describe_cost(time)}",
             }
         )
