@@ -179,35 +179,48 @@ def _near_rules() -> list[Rule]:
     deprived = (*WEIGHING, HOLD_OUT)
     both = (*deprived, "half-turn")
     pool = (*POOL, "mds++", "kpca")
-    common = {"least": LEAST_SHARE}
     return [
-        Rule("with half-turn", kinds=turned, **common),
-        Rule("with class hold-out", kinds=deprived, **common),
-        Rule("with class hold-out, half-turn", kinds=both, **common),
-        Rule("with class hold-out, half-turn, mixture", kinds=(*both, "mixture"), **common),
-        Rule("median, with class hold-out, half-turn", average="median", kinds=both, **common),
-        Rule("class hold-out alone", average="mean", kinds=(HOLD_OUT,), **common),
+        Rule("with half-turn", kinds=turned, least=LEAST_SHARE),
+        Rule("with class hold-out", kinds=deprived, least=LEAST_SHARE),
+        Rule("with class hold-out, half-turn", kinds=both, least=LEAST_SHARE),
+        Rule(
+            "with class hold-out, half-turn, mixture", kinds=(*both, "mixture"), least=LEAST_SHARE
+        ),
+        Rule(
+            "median, with class hold-out, half-turn",
+            average="median",
+            kinds=both,
+            least=LEAST_SHARE,
+        ),
+        Rule("class hold-out alone", average="mean", kinds=(HOLD_OUT,), least=LEAST_SHARE),
         Rule(
             "class hold-out and half-turn alone",
             average="mean",
             kinds=(HOLD_OUT, "half-turn"),
-            **common,
+            least=LEAST_SHARE,
         ),
-        Rule("trimmed mean, β = 0.3, from 2 %", beta=0.3, **common),
-        Rule("trimmed mean, β = 0.2, from 2 %", beta=0.2, **common),
-        Rule("with mds++", pool=(*POOL, "mds++"), **common),
-        Rule("with mds++, optfs, kpca", pool=(*pool, "optfs"), **common),
-        Rule("with ssd, mds++, kpca", pool=(*pool, "ssd"), **common),
-        Rule("with class hold-out, half-turn, mds++, kpca", kinds=both, pool=pool, **common),
-        Rule("with class hold-out, half-turn, β = 0.3", kinds=both, beta=0.3, **common),
-        Rule("with class hold-out, half-turn, harmonic", kinds=both, combine="harmonic", **common),
+        Rule("trimmed mean, β = 0.3, from 2 %", beta=0.3, least=LEAST_SHARE),
+        Rule("trimmed mean, β = 0.2, from 2 %", beta=0.2, least=LEAST_SHARE),
+        Rule("with mds++", pool=(*POOL, "mds++"), least=LEAST_SHARE),
+        Rule("with mds++, optfs, kpca", pool=(*pool, "optfs"), least=LEAST_SHARE),
+        Rule("with ssd, mds++, kpca", pool=(*pool, "ssd"), least=LEAST_SHARE),
+        Rule(
+            "with class hold-out, half-turn, mds++, kpca", kinds=both, pool=pool, least=LEAST_SHARE
+        ),
+        Rule("with class hold-out, half-turn, β = 0.3", kinds=both, beta=0.3, least=LEAST_SHARE),
+        Rule(
+            "with class hold-out, half-turn, harmonic",
+            kinds=both,
+            combine="harmonic",
+            least=LEAST_SHARE,
+        ),
     ]
 
 
 def _pool_rules() -> list[Rule]:
     """The second round: newer detectors in the pool, by average, β and least share."""
-    first = ("mds++",), ("mds++", "kpca"), ("mds++", "ssd")
-    last = ("optfs",), ("mds++", "optfs"), ("mds++", "optfs", "kpca")
+    first: list[tuple[str, ...]] = [("mds++",), ("mds++", "kpca"), ("mds++", "ssd")]
+    last: list[tuple[str, ...]] = [("optfs",), ("mds++", "optfs"), ("mds++", "optfs", "kpca")]
     rules = []
     for others in first:
         for average in ("trimmed", "median"):
