@@ -103,16 +103,12 @@ docs: $(VENV)/.dev ## build the documentation site, docs/_build/html: run the tu
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
 	$(BIN)/python tools/check_site.py docs/_build/html
 
-benchmarks: $(VENV)/.dev ## measure speed and memory, write benchmarks/RESULTS.md
-	$(BIN)/python benchmarks/score.py
-	$(BIN)/python benchmarks/detectors.py
-	$(BIN)/python benchmarks/networks.py
-	$(BIN)/python benchmarks/extraction.py
-	$(BIN)/python benchmarks/scoring.py
-	$(BIN)/python benchmarks/ray_scaling.py
-	$(BIN)/python benchmarks/onnx_overhead.py
-	$(BIN)/python benchmarks/analysis.py
-	$(BIN)/python benchmarks/serving.py
+$(VENV)/.benchmarks: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet -e '.[dev,benchmarks]'
+	@touch $@ $(VENV)/.dev $(VENV)/.bench
+
+benchmarks: $(VENV)/.benchmarks ## measure speed and memory, write benchmarks/RESULTS.md (2 hours; QUICK=1: 25 minutes)
+	$(BIN)/python benchmarks/everything.py $(if $(QUICK),--quick) $(BENCHMARKS)
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) .venv-oldest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis report.html results.json

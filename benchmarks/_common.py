@@ -1,5 +1,5 @@
 """Shared by all benchmark scripts: interleaved timing, the description of the machine, and sections
-of RESULTS.md.
+of RESULTS.md with their plots.
 
 A script calls ``interleaved({...})`` for its measurements and ``write_section("Title", markdown)``
 for its results.
@@ -7,8 +7,10 @@ for its results.
 
 from __future__ import annotations
 
+import html
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -19,6 +21,33 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
+ONE_RUN = "FDBD_BENCHMARK_RESULTS"
+"""The variable that names the page which `everything.py` writes."""
+COMMIT = "FDBD_BENCHMARK_COMMIT"
+"""The variable with the commit that `everything.py` measures."""
+QUICK = "FDBD_BENCHMARK_QUICK"
+"""The variable that is set if `everything.py` runs the scripts in their quick form."""
+LOAD_AT_START = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+PLOTTED = {
+    "Score and fit": "pytorch-ood / logits",
+    "Guarded models": "extra",
+    "One sample": "CPU time",
+    "Cold start": "warm cache",
+    "A million rows": "score, reads of the file",
+    "Extraction": "share",
+    "Detectors against pytorch-ood": "score",
+    "CPU time against pytorch-ood": "× faster",
+    "Detectors that need the network, against pytorch-ood": "score",
+    "Nearest neighbours against faiss": "time over faiss's",
+    "Memory of a streaming fit": "MB for 80,000 samples",
+    "Scoring files": "of the bare model",
+    "Ray": "images/s",
+    "ONNX": "CPU time",
+    "Analysis": "measured",
+    "Serving": "measured",
+    "Guard with auto": "of a forward pass of ResNet-50",
+}
+"""The column of each section's tables that its plot shows."""
 _TITLE = (
     "# Benchmark results\n\nEach section is written by the script that it names; run that script to"
     " renew it.\n"
@@ -147,18 +176,112 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def write_section(name: str, markdown: str, path: Path = RESULTS) -> None:
+def writes(is_quick: bool) -> bool:
+    """Whether a script writes its section: always if `everything.py` runs it, else only the whole
+    measurement."""
+    return not is_quick or ONE_RUN in os.environ
+
+
+def write_section(name: str, markdown: str, path: Path | None = None) -> None:
     """Put `markdown` under the heading ``## name`` of RESULTS.md, replacing that section and
-    leaving the others."""
+    leaving the others, with the commit and the machine's load, and draw its plot."""
+    if path is None:
+        path = Path(os.environ.get(ONE_RUN, RESULTS))
     text = path.read_text(encoding="utf-8") if path.exists() else _TITLE
     opening, *sections = text.split("\n## ")
     titles = [section.split("\n", 1)[0] for section in sections]
-    section = f"{name}\n\n{markdown.strip()}\n"
+    parts = [name, _origin()]
+    drawn = bars(name, markdown)
+    if drawn is not None:
+        plot = path.parent / "plots" / f"{_file_name(name)}.svg"
+        plot.parent.mkdir(exist_ok=True)
+        plot.write_text(drawn, encoding="utf-8")
+        parts.append(f"![{PLOTTED[name]}](plots/{plot.name})")
+    section = "\n\n".join([*parts, markdown.strip()]) + "\n"
     if name in titles:
         sections[titles.index(name)] = section
     else:
         sections.append(section)
     beside = path.with_suffix(".md.new")
-    parts = [part.rstrip() + "\n" for part in (opening, *sections)]
-    beside.write_text("\n## ".join(parts), encoding="utf-8")
+    written = [part.rstrip() + "\n" for part in (opening, *sections)]
+    beside.write_text("\n## ".join(written), encoding="utf-8")
     beside.replace(path)
+
+
+def commit() -> str:
+    """The commit that is measured; with "+" if files were changed since."""
+    if COMMIT in os.environ:
+        return os.environ[COMMIT]
+    git = ["git", "-C", str(RESULTS.parent)]
+    revision = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True)
+    changed = subprocess.run(
+        [*git, "status", "--porcelain", "--untracked-files=no", "--", "../src"], capture_output=True
+    )
+    if revision.returncode:
+        return "unknown"
+    return revision.stdout.decode().strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _origin() -> str:
+    """One line on what was measured, and how busy the machine was."""
+    line = f"Commit {commit()}, load average {LOAD_AT_START:.1f} at the start of the script"
+    if os.environ.get(QUICK):
+        line += ", in its quick form: fewer rounds and smaller data, which say less"
+    return line + "."
+
+
+def _file_name(section: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", section.lower()).strip("-")
+
+
+def bars(section: str, markdown: str) -> str | None:
+    """An SVG with a bar for each row of the tables that have the section's plotted column; None if
+    there is none."""
+    if section not in PLOTTED:
+        return None
+    rows = _column(markdown, PLOTTED[section])
+    if not rows:
+        return None
+    largest = max(abs(value) for _, _, value in rows) or 1.0
+    height = 22 * len(rows) + 34
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" role="img" '
+        'font-family="sans-serif" font-size="12">',
+        f"<title>{html.escape(section)}: {html.escape(PLOTTED[section])}</title>",
+        f'<rect width="720" height="{height}" fill="#ffffff"/>',
+        f'<text x="8" y="18" font-weight="bold">{html.escape(PLOTTED[section])}</text>',
+    ]
+    for number, (label, shown, value) in enumerate(rows):
+        y = 30 + 22 * number
+        width = max(1.0, 300 * abs(value) / largest)
+        lines += [
+            f'<text x="310" y="{y + 13}" text-anchor="end">{html.escape(label[:46])}</text>',
+            f'<rect x="318" y="{y}" width="{width:.1f}" height="16" fill="#31688e"/>',
+            f'<text x="{324 + width:.1f}" y="{y + 13}">{html.escape(shown)}</text>',
+        ]
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _column(markdown: str, column: str) -> list[tuple[str, str, float]]:
+    """(label, cell, number) of each row of the tables that have this column; times in seconds."""
+    rows = []
+    header: list[str] = []
+    for line in markdown.splitlines():
+        if not line.startswith("|"):
+            header = []
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not header:
+            header = cells
+            continue
+        if column not in header or set(line) <= set("|-: "):
+            continue
+        place = header.index(column)
+        number = re.match(r"[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?", cells[place])
+        if number is None:
+            continue
+        unit = cells[place][number.end() :].strip().split(" ")[0]
+        scale = {"µs": 1e-6, "ms": 1e-3}.get(unit, 1.0)
+        label = ", ".join(cells[: min(place, 2)])
+        rows.append((label, cells[place], scale * float(number.group().replace(",", ""))))
+    return rows

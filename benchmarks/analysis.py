@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _common import machine, seconds_text, table, verdict, write_section
+from _common import machine, seconds_text, table, verdict, write_section, writes
 
 from fdbd import Head, geometry, metrics
 from fdbd.paper.closed_form import CarliniWagner
@@ -76,7 +76,7 @@ def main() -> None:
         for row, met in zip(rows, (evaluation < 2, exact < 1, ratio >= 1000, growth < 0.1))
         if not met
     ]
-    if not quick:
+    if writes(quick):
         text = f"`python benchmarks/analysis.py` on {machine()}. The fastest of {rounds} runs.\n\n"
         write_section(
             "Analysis", text + table(["what", "measured", "target"], rows) + "\n" + verdict(missed)

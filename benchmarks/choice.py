@@ -12,7 +12,7 @@ import argparse
 import warnings
 
 import torch
-from _common import interleaved, machine, table, verdict, write_section
+from _common import interleaved, machine, table, verdict, write_section, writes
 from torch import nn
 
 import fdbd
@@ -129,7 +129,7 @@ def main() -> None:
         ]
     )
     print(text)
-    if not quick:
+    if writes(quick):
         write_section("Guard with auto", f"`benchmarks/choice.py`.\n\n{text}")
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from _common import interleaved, machine, seconds_text, table, verdict, write_section
+from _common import interleaved, machine, seconds_text, table, verdict, write_section, writes
 from torch import Tensor, nn
 
 import fdbd
@@ -583,7 +583,7 @@ def main() -> None:
         if arguments.only in (None, name):
             done = [part() for part in parts]
             missed = [line for _, lines in done for line in lines]
-            if arguments.quick:
+            if not writes(arguments.quick):
                 print(
                     "\nSmall arrays measure calls, not work: targets are checked without --quick."
                 )

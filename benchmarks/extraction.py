@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _common import interleaved, machine, seconds_text, table, write_section
+from _common import interleaved, machine, seconds_text, table, write_section, writes
 
 from fdbd import Classifier
 from fdbd import networks as models
@@ -39,7 +39,7 @@ def main() -> None:
         model = models.zoo(name) if name in models.list_zoo() else models.create(name).eval()
         rows.append(_compare(name, model, pixels, rounds))
         print("  ".join(rows[-1]), flush=True)
-    if not quick:
+    if writes(quick):
         text = (
             f"`python benchmarks/extraction.py` on {machine(('torch', 'numpy'))}. {count:,} images"
             f" of 32 × 32 go through the network in batches of {BATCH}, and features and logits go"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from _common import interleaved, machine, seconds_text, table, verdict, write_section
+from _common import interleaved, machine, seconds_text, table, verdict, write_section, writes
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
@@ -232,7 +232,7 @@ def main() -> None:
     arguments = parser.parse_args()
     quiet()
     text, missed = against_pytorch_ood(*(200, 100, 1) if arguments.quick else (2000, 500, 9))
-    if arguments.quick:
+    if not writes(arguments.quick):
         print("\nOne round says little: targets are checked without --quick.")
         return
     print("\n" + verdict(missed))

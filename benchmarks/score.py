@@ -21,6 +21,7 @@ from _common import (
     seconds_text,
     table,
     write_section,
+    writes,
 )
 from torch import Tensor, nn
 
@@ -403,7 +404,7 @@ def main() -> None:
         for part in parts:
             texts.append(part(arguments.quick))
             print(texts[-1], flush=True)
-        if not arguments.quick:
+        if writes(arguments.quick):
             how = (
                 "\nContenders run in turns, in a different order in each round; a ratio is the"
                 f" median over rounds. Written by `python benchmarks/score.py --only {name}`.\n\n"

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from _common import machine, seconds_text, table, write_section
+from _common import machine, seconds_text, table, write_section, writes
 from PIL import Image
 
 import fdbd
@@ -184,7 +184,7 @@ def main() -> None:
         texts = [images(folder, 300 if arguments.quick else 20_000, rounds, arguments.batch_size)]
         texts.append(features(folder, 10_000 if arguments.quick else 1_000_000, 512, rounds))
     print("\n".join(texts))
-    if not arguments.quick:
+    if writes(arguments.quick):
         about = machine(("torch", "numpy", "pyarrow", "pillow"))
         write_section(
             "Scoring files", f"`python benchmarks/scoring.py`. {about}\n\n" + "\n".join(texts)

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+_READ_WHOLE = 1 << 18
+"""Values up to which a batch is read whole: that takes a single call."""
 _SAMPLED = 4096
-"""Values of a batch that are looked at: enough for a mean, and cheap beside any network."""
+"""Values of a larger batch that are looked at: enough for a mean, and cheap beside any network."""
 
 
 class InputRange(NamedTuple):
@@ -60,10 +62,11 @@ class InputRange(NamedTuple):
         values = _measured(inputs)
         if values is None or not values.is_cpu or not values.numel():
             return False
-        values = values.detach().reshape(-1)
-        if len(values) > _SAMPLED:
+        values = values.detach()
+        if values.numel() > _READ_WHOLE:
+            values = values.reshape(-1)
             values = values[:: len(values) // _SAMPLED]
-        mean = values.mean(dtype=torch.float32).item()
+        mean = values.sum(dtype=torch.float32).item() / values.numel()
         if not math.isfinite(mean):
             # One infinite pixel says nothing of how the others were prepared.
             finite = values[torch.isfinite(values)]

@@ -3,6 +3,7 @@ Ray, exports, jobs, the service. Users call `Guard`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,11 +26,14 @@ from fdbd.decision.maps import (
 from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.threshold import Threshold
 from fdbd.fitting.overlap import Sketch, sample_hashes
-from fdbd.networks.classifier import Classifier, rows_finite, split_batch
-from fdbd.util.torch_compat import tracing
+from fdbd.networks.classifier import Classifier, all_finite, rows_finite, split_batch
+from fdbd.util.torch_compat import is_plain, tracing
 
 if TYPE_CHECKING:
     from fdbd.decision.guard import Guard
+
+_FEW = 256
+"""Scores that are looked at one by one faster than by torch."""
 
 
 class TrainingBatch(NamedTuple):
@@ -312,7 +316,8 @@ class Stages:
         else:
             inputs, _ = split_batch(images)
             # Before the network, which may write to its inputs.
-            finite = rows_finite(inputs)
+            if not all_finite(inputs):
+                finite = rows_finite(inputs)
             self._warn_of_range(inputs)
             plain, scored = self._run_network(images, inputs)
         logits = plain.logits
@@ -325,11 +330,7 @@ class Stages:
             if finite is not None:
                 # One number of an image may have entered all of its positions.
                 finite = finite[:, None].expand(-1, scored.grid.positions).reshape(-1)
-        # False for NaN, too.
-        is_trusted = scores < torch.inf
-        if finite is not None and finite.shape == scores.shape:
-            is_trusted = is_trusted & finite.to(scores.device, non_blocking=True)
-        return Observation(logits, torch.where(is_trusted, scores, -torch.inf), scored)
+        return Observation(logits, _closed(scores, finite), scored)
 
     def decision(self, logits: Tensor, scores: Tensor) -> Decision:
         """The decision that follows from the model's logits (N, C) and the scores (N,)."""
@@ -395,6 +396,21 @@ class Stages:
                 f"{high:.4g}: prepare images in the same way (0…255 or 0…1, normalised or not); "
                 "the guard does not say so again"
             )
+
+
+def _closed(scores: Tensor, finite: Tensor | None) -> Tensor:
+    """The scores (N,), −inf if they, or the numbers that entered the network, are not finite."""
+    if finite is not None and finite.shape != scores.shape:
+        finite = None
+    is_quick = finite is None and scores.numel() <= _FEW and is_plain(scores)
+    # Nearly always there is nothing to close, which is found out in a fifth of the time.
+    if is_quick and math.isfinite(sum(scores.tolist())):
+        return scores
+    # False for NaN, too.
+    is_trusted = scores < torch.inf
+    if finite is not None:
+        is_trusted = is_trusted & finite.to(scores.device, non_blocking=True)
+    return torch.where(is_trusted, scores, -torch.inf)
 
 
 def _refuse_text_labels(item: Any) -> None:

@@ -19,8 +19,11 @@ from typing_extensions import Unpack
 from fdbd.core.batch import ArrayLike, as_tensor
 from fdbd.core.ranks import as_fraction, count_to_accept, count_to_flag, samples_for
 from fdbd.fitting.sample_size import FewSamplesWarning
+from fdbd.util.torch_compat import is_plain
 
 Kind = Literal["quantile", "conformal"]
+_FEW = 256
+"""Scores up to which numpy decides."""
 _CONFIG = ("kind", "target", "count", "per_class", "num_classes")
 
 
@@ -188,7 +191,25 @@ class Threshold(nn.Module):
 
     def forward(self, scores: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(N,) `p_values` and (N,) `is_ood`."""
+        runs = self._buffers["runs"]
+        assert runs is not None
+        is_few = scores.ndim == 1 and scores.numel() <= _FEW
+        is_quick = is_few and not self.per_class and is_plain(scores, runs)
+        # The sum shows NaN and infinity, which take the long way.
+        if is_quick and math.isfinite(sum(scores.tolist())):
+            return self._decide_in_numpy(scores, runs)
         return self.p_values(scores, predicted), self.is_ood(scores, predicted)
+
+    def _decide_in_numpy(self, scores: Tensor, runs: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for finite scores in numpy, whose calls take a third of the time of torch's:
+        a decision on few samples is nothing but calls."""
+        values = scores.detach().numpy()
+        calibration = runs.numpy()
+        count = calibration.searchsorted(values, side="right") + 1
+        kind = calibration.dtype
+        p_values = count.astype(kind) / kind.type(self.count + 1)
+        is_ood = values < self.value.numpy()
+        return torch.from_numpy(p_values), torch.from_numpy(is_ood)
 
     decide = forward
 

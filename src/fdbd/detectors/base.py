@@ -98,6 +98,9 @@ class Detector(Configured):
     def score(self, batch: Batch) -> Tensor:
         """(N,) scores of a batch; higher is more in-distribution. −inf for a row that cannot be
         trusted. Not to be overridden: a detector's author writes `formula`."""
+        scores = self._score_of_few(batch)
+        if scores is not None:
+            return scores
         return self._checked_score(type(self).formula, batch)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -224,6 +227,11 @@ class Detector(Configured):
             f"{self.label} looks at the images through the network, so features are not enough: "
             f"use it as guard = fdbd.Guard(model, {self.label!r}) and call {call}"
         )
+
+    def _score_of_few(self, batch: Batch) -> Tensor | None:
+        """(N,) scores of a few rows that can all be trusted, for detectors with a quicker way to
+        them than through all the checks; None: these rows take the usual way."""
+        return None
 
     # Failing closed
 

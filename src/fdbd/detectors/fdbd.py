@@ -52,6 +52,7 @@ class FDBD(Detector):
         expected = "a number of distances, at least 1, or None for all"
         self.nearest = None if nearest is None else at_least_one("nearest", nearest, expected)
         self._notices_bad_rows = nearest is None
+        self._few_rows = kernels.FewRows()
 
     def passes(self, head: Head) -> Passes:
         training = yield Mean(head.num_features)
@@ -68,12 +69,8 @@ class FDBD(Detector):
 
     def formula(self, batch: Batch) -> Tensor:
         if self.nearest is None:
-            # As attributes of a module they would cost a microsecond each.
-            folded: Any = tuple(
-                self._buffers[name] for name in ("normals", "offsets", "center", "floor")
-            )
             return kernels.folded_score(
-                batch.features, folded, self.normalizer is not None, logits=batch.logits
+                batch.features, self._folded(), self.normalizer is not None, logits=batch.logits
             )
         distances = geometry.distances(
             batch.features, self.head, logits=batch.logits, norms=self.norms
@@ -83,6 +80,21 @@ class FDBD(Detector):
             return average
         deviation = torch.linalg.vector_norm(batch.features - self.center, dim=1)
         return average / torch.maximum(deviation, self.floor)
+
+    def _score_of_few(self, batch: Batch) -> Tensor | None:
+        has_own_formula = type(self).formula is not FDBD.formula
+        is_on_sphere = "head_is_cosine" in self._buffers
+        if self.nearest is not None or has_own_formula or is_on_sphere or not self.is_fitted:
+            return None
+        if batch.logits is None:
+            return None
+        divide = self.normalizer is not None
+        return self._few_rows.score(batch.features, batch.logits, self._folded(), divide)
+
+    def _folded(self) -> Any:
+        # As attributes of a module they would cost a microsecond each.
+        buffers = self._buffers
+        return buffers["normals"], buffers["offsets"], buffers["center"], buffers["floor"]
 
 
 class Deviation(Detector):

@@ -45,6 +45,7 @@ class Kernel:
 def score_rows(
     features: Any,
     predicted: Any,
+    logits: Any,
     normals: Any,
     offsets: Any,
     center: Any,
@@ -53,21 +54,36 @@ def score_rows(
     overflow: Any,
     out: Any,
 ) -> None:
-    """`dispatch.plain_score` of (N, P) features, written to `out` (N,)."""
+    """`dispatch.plain_score` of (N, P) features, written to `out` (N,).
+
+    The class of a row is that of its largest logit, of (N, C) logits. If there are no columns of
+    logits, it is in `predicted` (N,)."""
     zero = features.dtype.type(0)
+    num_logits = logits.shape[1]
     for i in range(features.shape[0]):
+        # Zero times a number is 0 if it is finite, else NaN.
+        not_finite = zero
+        if num_logits == 0:
+            k = predicted[i]
+        else:
+            k = 0
+            for c in range(num_logits):
+                not_finite += zero * logits[i, c]
+                if logits[i, c] > logits[i, k]:
+                    k = c
         row = features[i]
-        normal = normals[predicted[i]]
+        normal = normals[k]
         inner = zero
         squares = zero
         for j in range(row.shape[0]):
             deviation = row[j] - center[j]
             inner += normal[j] * deviation
             squares += deviation * deviation
-        score = inner + offsets[predicted[i]]
+        score = inner + offsets[k]
         if divide:
             score /= max(np.sqrt(squares), floor)
-        out[i] = score if squares < overflow else np.nan
+        is_trusted = squares < overflow and not_finite == zero
+        out[i] = score if is_trusted else np.nan
 
 
 @Kernel

@@ -3,7 +3,6 @@ other devices, compiled and exported graphs) to their definitions in plain torch
 takes the same path each time, and a service that scores a few samples at a time never waits for a
 compiler. Both paths agree to rounding."""
 
-import math
 import os
 from collections.abc import Callable
 from functools import cache
@@ -13,20 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fdbd.kernels.few import OVERFLOW, FewRows, Folded
 from fdbd.kernels.threads import share, spans
 from fdbd.util.torch_compat import is_out_of_sight, is_plain, tracing
 
-Folded = tuple[Tensor, Tensor, Tensor, Tensor]
-"""normals (C, P), offsets (C,), center (P,) and floor (), as `fdbd.geometry.Folded` has them."""
 WORTH_A_KERNEL = 1 << 19
 """Elements from which on a compiled kernel is used: below, plain torch takes less than about a
 millisecond."""
-OVERFLOW = {torch.float32: 1e30, torch.float64: 1e290}
-"""A row whose squared norm is not below this is not trusted: it scores NaN, and the caller finds
-out why."""
-_FEW = 1 << 14
-"""Elements up to which numpy scores: its calls take a third of the time of torch's, and for so few
-numbers calls are all that counts."""
+_FEW_CLASSES = 32
+"""Logits of a row up to which the compiled loop finds the largest faster than numpy does."""
 _CHUNK = 1 << 18
 """Elements that a thread takes at once: some fifty microseconds of work."""
 _IN_CACHE = 1 << 17
@@ -50,11 +44,17 @@ def folded_score(
     is_traced = tracing()
     is_hidden = is_out_of_sight(features)
     # Only numbers that can be looked at can go to numpy.
-    if not is_hidden and predicted is None and logits is not None:
-        is_few = _are_few(features, logits, folded)
-        if is_few:
-            with np.errstate(all="ignore"):
-                return _score_of_few(features, logits, folded, divide)
+    is_small = features.numel() < WORTH_A_KERNEL
+    if is_small and not is_hidden and predicted is None and logits is not None:
+        scores_of_few = FewRows().score(features, logits, folded, divide)
+        if scores_of_few is not None:
+            return scores_of_few
+    # A graph is for any number of rows, so their number must not decide.
+    kernel = None if is_traced else _kernel("score_rows", features, *folded)
+    if kernel is not None and predicted is None and logits is not None:
+        has_few_classes = 0 < logits.shape[1] <= _FEW_CLASSES
+        if has_few_classes and is_plain(features, logits):
+            return _run_score(kernel, features, None, logits, folded, divide)
     # Logits that cannot be looked at count as not finite, and are checked row by row below.
     logits_are_finite = logits is None
     if predicted is None:
@@ -65,48 +65,13 @@ def folded_score(
     elif not is_hidden:
         _check_classes(predicted, len(folded[1]))
     predicted = predicted.to(features.device, torch.int64)
-    # A graph is for any number of rows, so their number must not decide.
-    kernel = None if is_traced else _kernel("score_rows", features, *folded)
     if kernel is None:
         scores = plain_score(features, predicted, folded, divide)
     else:
-        scores = _run_score(kernel, features, predicted, folded, divide)
+        scores = _run_score(kernel, features, predicted, None, folded, divide)
     if logits is not None and not logits_are_finite:
         scores = torch.where(torch.isfinite(logits).all(dim=1), scores, torch.nan)
     return scores
-
-
-def _are_few(features: Tensor, logits: Tensor, folded: Folded) -> bool:
-    """Whether numpy can score these, and does so faster than torch or a compiled kernel."""
-    size = features.numel()
-    is_few = 0 < size <= _FEW and size < WORTH_A_KERNEL and logits.numel() <= _FEW
-    return is_few and is_plain(features, logits, *folded)
-
-
-def _score_of_few(features: Tensor, logits: Tensor, folded: Folded, divide: bool) -> Tensor:
-    """`plain_score` of a few rows in numpy, by the argmax of their logits; NaN for a row with a
-    logit that is not finite."""
-    normals, offsets, center, floor = folded
-    values = _array(logits)
-    classes = values.argmax(axis=1)
-    deviation = _array(features) - _array(center)
-    squares = (deviation * deviation).sum(axis=1)
-    scores: Any = (_array(normals)[classes] * deviation).sum(axis=1)
-    scores += _array(offsets)[classes]
-    if divide:
-        scores /= np.maximum(np.sqrt(squares), _array(floor))
-    # The sum of squares is finite only if every logit is; for the rare others row by row.
-    if not math.isfinite(np.vdot(values, values)):
-        scores[~np.isfinite(values).all(axis=1)] = np.nan
-    is_trusted = squares < OVERFLOW[features.dtype]
-    if not is_trusted.all():
-        scores[~is_trusted] = np.nan
-    return torch.from_numpy(scores)
-
-
-def _array(tensor: Tensor) -> Any:
-    """The same numbers for numpy. `detach` takes longer than all the rest, and is rarely needed."""
-    return tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
 
 
 def _check_shapes(
@@ -192,17 +157,30 @@ def compile_kernels(dtype: torch.dtype = torch.float32) -> None:
     vector = one[0]
     scalar = vector[0]
     first_class = torch.zeros(1, dtype=torch.int64)
-    _run_score(compiled.score_rows, one, first_class, (one, vector, vector, scalar), True)
+    folded = (one, vector, vector, scalar)
+    _run_score(compiled.score_rows, one, first_class, None, folded, True)
     compiled.add_rows(one.numpy(), np.zeros(1))
 
 
 def _run_score(
-    kernel: Callable[..., None], features: Tensor, predicted: Tensor, folded: Folded, divide: bool
+    kernel: Callable[..., None],
+    features: Tensor,
+    predicted: Tensor | None,
+    logits: Tensor | None,
+    folded: Folded,
+    divide: bool,
 ) -> Tensor:
+    """The kernel's scores, of predicted classes or, if these are None, of logits."""
     arrays = [tensor.detach().contiguous().numpy() for tensor in folded]
     normals, offsets, center, floor = arrays
     values = features.detach().contiguous().numpy()
-    classes = predicted.contiguous().numpy()
+    # The kernel is given both, so that it is compiled once: what is not there is empty.
+    classes = np.empty(0, np.int64)
+    if predicted is not None:
+        classes = predicted.contiguous().numpy()
+    of_classes = np.empty_like(values, shape=(len(values), 0))
+    if logits is not None:
+        of_classes = logits.detach().contiguous().numpy()
     out = np.empty_like(values, shape=len(values))
     smallest = floor[()]
     overflow = values.dtype.type(OVERFLOW[features.dtype])
@@ -210,8 +188,8 @@ def _run_score(
     def score(start: int, stop: int) -> None:
         rows = slice(start, stop)
         kernel(
-            values[rows], classes[rows], normals, offsets, center, smallest, divide, overflow,
-            out[rows],
+            values[rows], classes[rows], of_classes[rows], normals, offsets, center, smallest,
+            divide, overflow, out[rows],
         )  # fmt: skip
 
     share(spans(len(values), max(1, _CHUNK // max(values.shape[1], 1))), score)

@@ -8,6 +8,7 @@ a map, if the head is a 1×1 convolution over a map (`Batch.grid` says how these
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import weakref
@@ -30,6 +31,7 @@ from fdbd.networks.find_head import (
 from fdbd.networks.head_check import FirstCall, check_head, output_logits
 from fdbd.networks.wrapped import unwrapped
 from fdbd.util.devices import device_of
+from fdbd.util.torch_compat import is_out_of_sight
 
 Call = tuple[str, Any, Any]  # name of the watched module, its input, its output
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -549,6 +551,20 @@ def rows_finite(inputs: Any) -> Tensor | None:
             finite = torch.isfinite(values).flatten(1).all(dim=1)
         found = finite if found is None else found & finite
     return found
+
+
+def all_finite(inputs: Any) -> bool:
+    """Whether every number of a tensor is seen to be finite, by one sum. False also if that cannot
+    be seen without waiting for a device: ask `rows_finite` then.
+
+    >>> all_finite(torch.ones(2, 3)), all_finite(torch.tensor([[1.0, torch.nan]]))
+    (True, False)
+    """
+    if not isinstance(inputs, Tensor) or inputs.dtype not in (torch.float32, torch.float64):
+        return False
+    if is_out_of_sight(inputs):
+        return False
+    return math.isfinite(inputs.detach().sum().item())
 
 
 def _tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
