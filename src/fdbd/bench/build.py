@@ -82,8 +82,10 @@ def benchmark_of(
     train = passes.features(opened.train, f"{opened.train.name} (train)")
     test = passes.features(opened.test, f"{opened.test.name} (test)")
     validation = None
+    kinds = None
     if opened.validation is not None:
         validation = passes.features(opened.validation, f"{opened.validation.name} (validation)")
+        kinds = partial(passes.kinds, opened.validation)
     ood_validation = None
     if opened.ood_validation is not None:
         title = f"{opened.ood_validation.name} (OOD validation)"
@@ -100,11 +102,13 @@ def benchmark_of(
             f"UNTRAINED WEIGHTS: {config.model} has random weights, and every number below is "
             "noise."
         )
+    ood = [passes.features(images, name) for name, images in opened.ood.items()]
+    shifted = [passes.features(images, name) for name, images in opened.shifted.items()]
     return Benchmark(
         head,
         train,
         test,
-        [passes.features(images, name) for name, images in opened.ood.items()],
+        ood,
         validation=validation,
         groups=_available_groups(config, opened.ood, say),
         title=config.title or f"{config.model} on {config.id}",
@@ -113,10 +117,10 @@ def benchmark_of(
         positive=config.positive,
         warnings=warnings,
         class_names=named.class_names or opened.test.classes,
-        shifted=[passes.features(images, name) for name, images in opened.shifted.items()],
+        shifted=shifted,
         ood_validation=ood_validation,
         grids=config.tune,
-        kinds=None if opened.validation is None else partial(passes.kinds, opened.validation),
+        kinds=kinds,
         published=_published(config, opened),
     )
 

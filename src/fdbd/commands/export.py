@@ -62,12 +62,7 @@ def export(
     from fdbd.util.files import check_place
 
     check_place(out)
-    if int8 and calibration is None:
-        raise ValueError("--int8 calibrates the graph in 8 bits: give --calibration DATA with it")
-    if calibration is not None and not int8:
-        raise ValueError("--calibration is for a graph in 8 bits: give --int8 with it")
-    if int8 and features:
-        raise ValueError("--int8 is about the network: leave --features out")
+    _check_int8(int8, calibration, features)
     write = find_export(out, int8)
     opened = open_guard(
         guard,
@@ -79,10 +74,12 @@ def export(
     )
     if opened.guard.classifier is not None:
         opened.guard.classifier.autocast = None
-    if example is None:
-        inputs = _noise(opened) if opened.tokenizer is None else opened.tokenizer.encoder()(TEXTS)
-    else:
+    if example is not None:
         inputs = _first_rows(opened, example, text)
+    elif opened.tokenizer is not None:
+        inputs = opened.tokenizer.encoder()(TEXTS)
+    else:
+        inputs = _noise(opened)
     asked: dict[str, object] = {
         "class_names": opened.class_names or None,
         "opset": OPSET if opset is None else opset,
@@ -94,6 +91,16 @@ def export(
         raise ValueError("a guard of texts is exported as .onnx, without --int8")
     result = write(opened.guard, out, inputs, **asked)
     _report(opened, out, result, as_json)
+
+
+def _check_int8(int8: bool, calibration: str | None, features: bool) -> None:
+    """An error if options are given that do not go together."""
+    if int8 and calibration is None:
+        raise ValueError("--int8 calibrates the graph in 8 bits: give --calibration DATA with it")
+    if calibration is not None and not int8:
+        raise ValueError("--calibration is for a graph in 8 bits: give --int8 with it")
+    if int8 and features:
+        raise ValueError("--int8 is about the network: leave --features out")
 
 
 def _loader(

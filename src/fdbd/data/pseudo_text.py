@@ -46,19 +46,21 @@ def token_kinds(inputs: object, count: int = 50, seed: int = 0) -> dict[str, dic
         ids = chosen[IDS].clone()
         for text, mask in zip(ids, _mask_of(chosen)):
             places = _inner_places(mask)
-            if len(places) == 0:
-                continue
-            if name == "shuffled tokens":
-                order = torch.randperm(len(places), generator=generator)
-                text[places] = text[places[order]]
-            elif name == "repeated tokens":
-                place = torch.randint(len(places), (), generator=generator)
-                text[places] = text[places[place]].clone()
-            else:
-                drawn = torch.randint(len(vocabulary), (len(places),), generator=generator)
-                text[places] = vocabulary[drawn]
+            if len(places) > 0:
+                text[places] = _changed(text[places], name, vocabulary, generator)
         kinds[name] = {**chosen, IDS: ids}
     return kinds
+
+
+def _changed(tokens: Tensor, kind: str, vocabulary: Tensor, generator: torch.Generator) -> Tensor:
+    """The tokens (L,) of a text as one of another kind has them."""
+    count = len(tokens)
+    if kind == "shuffled tokens":
+        return tokens[torch.randperm(count, generator=generator)]
+    if kind == "repeated tokens":
+        place = torch.randint(count, (), generator=generator)
+        return tokens[place].expand(count)
+    return vocabulary[torch.randint(len(vocabulary), (count,), generator=generator)]
 
 
 def text_kinds(

@@ -97,16 +97,7 @@ def fit_files(
     """
     check_target(target.get("tpr"), target.get("alpha"))
     guard = _new_guard(source, head, detector, autocast)
-    if guard.auto is None and held_out is not None:
-        raise ValueError(
-            "held-out data are what auto weighs detectors by: leave --held-out out, or say "
-            "--detector auto"
-        )
-    if guard.auto is not None and held_out is None and engine.name != "local":
-        raise ValueError(
-            "on a cluster auto weighs detectors by data of their own: give --held-out DATA, some "
-            "300 samples, or leave --engine out"
-        )
+    _check_weighing(guard, held_out, engine)
     rows = open_rows(data, split, text, label)
     preparation = preparation_for(source, rows, data)
     gives_maps = _gives_maps(guard, preparation)
@@ -118,18 +109,17 @@ def fit_files(
             "one predicts one for each image: leave --label-maps out"
         )
     kept_apart = _kept_apart(rows, data, calibration, holdout)
-    other = rows if calibration is None else open_calibration(calibration, text, label)
     is_held_out = kept_apart is not None
+    other = rows if calibration is None else open_calibration(calibration, text, label)
 
     class_names = source.class_names if isinstance(source, NamedModel) else ()
     num_classes = guard.head.num_classes
-    if gives_maps:
-        # Classes of folders say nothing of the pixels.
-        fit_match = Matched(None, {}, [])
-    else:
+    # Classes of folders say nothing of the pixels.
+    fit_match = Matched(None, {}, [])
+    if not gives_maps:
         fit_match = match_rows(rows, num_classes, class_names, None)
     calibration_match = fit_match
-    if not is_held_out and not gives_maps:
+    if not gives_maps and not is_held_out:
         calibration_match = match_rows(other, num_classes, class_names, fit_match)
 
     training = Loader(rows, guard.head, preparation, engine, fit_match.labels)
@@ -141,8 +131,7 @@ def fit_files(
         calibrating.choose(kept_apart)
     weighing = None
     if held_out is not None:
-        fresh = open_calibration(held_out, text, None)
-        weighing = Loader(fresh, guard.head, preparation, engine)
+        weighing = Loader(open_calibration(held_out, text, None), guard.head, preparation, engine)
         _check_not_empty(weighing, "weigh detectors")
     _check_not_empty(training, "fit")
     _check_not_empty(calibrating, "calibrate")
@@ -156,6 +145,20 @@ def fit_files(
         cautions += calibration_match.cautions
     cautions += cautions_of(guard, data, is_held_out)
     return Fitted(guard, training, calibrating, cautions)
+
+
+def _check_weighing(guard: Guard, held_out: str | None, engine: Engine) -> None:
+    """An error unless "auto", and it alone, gets the data to weigh detectors by."""
+    if guard.auto is None and held_out is not None:
+        raise ValueError(
+            "held-out data are what auto weighs detectors by: leave --held-out out, or say "
+            "--detector auto"
+        )
+    if guard.auto is not None and held_out is None and engine.name != "local":
+        raise ValueError(
+            "on a cluster auto weighs detectors by data of their own: give --held-out DATA, some "
+            "300 samples, or leave --engine out"
+        )
 
 
 def _new_guard(
@@ -219,8 +222,8 @@ def _usual_preprocess(data: str) -> Preprocess:
     except ValueError:
         raise ValueError(
             "it is not known how to prepare images for this model: give --preprocess, a preset "
-            "such as cifar10 or "
-            'imagenet, or fields as JSON such as {"size": 224, "mean": […], "std": […]}'
+            "such as cifar10 or imagenet, or fields as JSON such as "
+            '{"size": 224, "mean": […], "std": […]}'
         ) from None
 
 
