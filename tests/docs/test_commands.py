@@ -23,13 +23,14 @@ RUN_BY = {
     "README.md": ["docs/test_readme.py", "docs/test_production_page.py", "test_stranger.py"],
     "docs/choosing.md": ["decision/test_choosing_page.py"],
     "docs/datasets.md": ["docs/test_datasets_page.py"],
-    "docs/heads.md": ["decision/test_map_guard.py"],
+    "docs/heads.md": ["decision/test_map_guard.py", "docs/test_text_page.py"],
     "docs/index.md": ["docs/test_readme.py"],
     "docs/migrating.md": ["docs/test_commands.py"],
     "docs/new-detector.md": ["docs/test_new_detector.py"],
     "docs/openood.md": ["bench/test_openood.py", "bench/test_merging.py"],
     "docs/production.md": ["docs/test_production_page.py", "jobs/test_ray.py"],
     "docs/serving.md": ["docs/test_serving_page.py"],
+    "docs/tutorials/text.md": ["docs/test_text_page.py"],
 }
 """Pages with code or commands of their own, and the tests that run them word for word. Tutorials
 are run by the build of the site; commands of `make` and `pip` are checked below."""

@@ -1,4 +1,4 @@
-"""fdbd explain: the boundaries around images."""
+"""fdbd explain: the boundaries around images or texts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 def explain(
     guard: Path = options.GUARD,
-    images: list[Path] = arg(..., "One or more image files."),
+    images: list[Path] | None = arg(None, "One or more image files."),
+    text: list[str] = opt([], "A text, for a guard of texts. Repeat it for several."),
     out: Path | None = opt(
-        None, "Also draw a picture: .png, .svg or .pdf; for several images, a folder for them."
+        None, "Also draw a picture: .png, .svg or .pdf; for several samples, a folder for them."
     ),
     top: int = opt(10, "How many boundaries to show, the nearest first.", min=1),
     model: str | None = options.MODEL,
@@ -30,38 +31,42 @@ def explain(
     trust_model: bool = options.TRUST_MODEL,
     as_json: bool = options.JSON,
 ) -> None:
-    """Show where an image stands: the distance to each class's boundary, and its score among the
-    calibration scores. Of a guard that decides on maps: the classes that the model sees, which
-    share of each is OOD, and where.
+    """Show where an image or a text stands: the distance to each class's boundary, and its score
+    among the calibration scores. Of a guard that decides on maps: the classes that the model sees,
+    which share of each is OOD, and where.
 
     Examples: `fdbd explain guard.safetensors photo.png --out why.png`, `fdbd explain
-    guard.safetensors a.png b.png`
+    guard.safetensors a.png b.png`, `fdbd explain guard.safetensors --text "will it rain"`
     """
     from fdbd.core.pixels import decode
     from fdbd.decision.guard_file import open_guard
     from fdbd.pages.explanation import draw, explain_sample
 
-    pictures = _pictures(out, images, guard)
+    given = images or []
+    if bool(given) == bool(text):
+        raise ValueError("give one or more images, or texts with --text")
+    names = [str(image) for image in given] or [_title(each) for each in text]
+    stems = [image.stem for image in given] or ["text"] * len(text)
+    pictures = _pictures(out, stems, [guard, *given])
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device=device)
-    if opened.preprocess is None:
-        raise ValueError(
-            f"{str(guard)!r} was fitted on features without a model, and cannot look at an image"
-        )
     is_of_maps = opened.guard.map_threshold is not None
+    contents: list[Any] = [*text] if text else [decode(image) for image in given]
     found: list[dict[str, Any]] = []
-    for image, picture in zip(images, pictures):
-        pixels = decode(image)
+    for number, (content, name, picture) in enumerate(zip(contents, names, pictures)):
+        inputs = _inputs(opened, content, guard)
         if is_of_maps:
-            found.append(_explain_map(opened, image, pixels, picture, top, as_json))
+            found.append(_explain_map(opened, given[number], content, picture, top, as_json))
             continue
-        sample = explain_sample(opened.guard, opened.preprocess([pixels]), opened.class_names, top)
+        sample = explain_sample(opened.guard, inputs, opened.class_names, top)
         if picture is not None:
             picture.parent.mkdir(exist_ok=True)
-            draw(sample, pixels, printable(image.name), picture)
+            title = name if text else given[number].name
+            draw(sample, content, printable(title), picture)
         written = None if picture is None else str(picture)
-        found.append({"image": str(image), **sample.to_dict(), "picture": written})
+        what = {"text": content} if text else {"image": name}
+        found.append({**what, **sample.to_dict(), "picture": written})
         if not as_json:
-            _print(sample, str(image))
+            _print(sample, name)
             if written is not None:
                 say(written)
     if as_json:
@@ -105,6 +110,31 @@ def _print_map(found: MapExplanation, title: str) -> None:
     )
 
 
+def _title(text: str) -> str:
+    """A text as the title of its table."""
+    shown = " ".join(text.split())
+    return shown if len(shown) <= 60 else shown[:60] + "…"
+
+
+def _inputs(opened: OpenedGuard, content: Any, guard: Path) -> Any:
+    """A decoded image or a text as the guard takes it; ValueError if it takes the other."""
+    is_text = isinstance(content, str)
+    if opened.tokenizer is not None:
+        if not is_text:
+            raise ValueError(f"{str(guard)!r} takes texts, not images: give them with --text")
+        if not content:
+            raise ValueError("a text is empty")
+        return opened.tokenizer.encoder()([content])
+    if opened.preprocess is None:
+        kind = "a text" if is_text else "an image"
+        raise ValueError(
+            f"{str(guard)!r} was fitted on features without a model, and cannot look at {kind}"
+        )
+    if is_text:
+        raise ValueError(f"{str(guard)!r} takes images, not texts: leave --text out")
+    return opened.preprocess([content])
+
+
 def _print(sample: SampleExplanation, title: str) -> None:
     """The boundaries around one image as a table, and the verdict in a sentence."""
     titles = ["boundary to", "distance", "share of the score"]
@@ -133,16 +163,16 @@ def _print(sample: SampleExplanation, title: str) -> None:
     )
 
 
-def _pictures(out: Path | None, images: list[Path], guard: Path) -> list[Path | None]:
-    """Where the picture of each image goes, checked before any work."""
+def _pictures(out: Path | None, stems: list[str], inputs: list[Path]) -> list[Path | None]:
+    """Where the picture of each sample goes, checked before any work."""
     from fdbd.pages.explanation import FORMATS
     from fdbd.util.extras import require
     from fdbd.util.files import check_place, refuse_overlap
 
     if out is None:
-        return [None] * len(images)
+        return [None] * len(stems)
     require("matplotlib", "report")
-    if len(images) == 1:
+    if len(stems) == 1:
         if out.suffix.lower() not in FORMATS:
             raise ValueError(
                 f"--out is {str(out)!r}, expected a name that ends in {', '.join(FORMATS)}"
@@ -151,11 +181,11 @@ def _pictures(out: Path | None, images: list[Path], guard: Path) -> list[Path | 
         return [out]
     if out.suffix or (out.exists() and not out.is_dir()):
         raise ValueError(
-            f"--out is {str(out)!r}; for {len(images)} images give a folder, without an ending"
+            f"--out is {str(out)!r}; for {len(stems)} samples give a folder, without an ending"
         )
     pictures: list[Path | None] = []
-    for number, image in enumerate(images, start=1):
-        picture = out / f"{number:03d}-{image.stem}.png"
-        refuse_overlap(picture, [guard, *images])
+    for number, stem in enumerate(stems, start=1):
+        picture = out / f"{number:03d}-{stem}.png"
+        refuse_overlap(picture, inputs)
         pictures.append(picture)
     return pictures

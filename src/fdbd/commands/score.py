@@ -110,13 +110,16 @@ def gallery(
     masks: Path | None = opt(
         None, "The folder of masks that fdbd score wrote, to tint OOD pixels in the thumbnails."
     ),
+    text: str | None = opt(
+        None, "The column of the texts that were scored, kept with fdbd score --keep."
+    ),
     title: str | None = opt(None, "The page's title; default: the file's name."),
 ) -> None:
     """Write one self-contained page to review what was scored: the most suspicious samples first,
     with filters.
 
     Examples: `fdbd gallery scores.parquet --images ./inbox`, `fdbd gallery scores.parquet --images
-    ./photos --masks ./masks`
+    ./photos --masks ./masks`, `fdbd gallery scores.parquet --text query`
     """
     from fdbd.pages.gallery import write_gallery
 
@@ -130,5 +133,5 @@ def gallery(
         )
     if masks is not None and images is None:
         raise ValueError("--masks tints thumbnails: give the folder of images with --images")
-    rows = write_gallery(scores, out, images, masks, embedded=thumbnails, title=title)
+    rows = write_gallery(scores, out, images, masks, embedded=thumbnails, text=text, title=title)
     options.say(f"{out}: {rows:,} samples, the most suspicious first")

@@ -9,10 +9,12 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fdbd.util.files import data_roots, hash_file
 from fdbd.util.terminal import one_line
@@ -22,6 +24,8 @@ NEWSGROUPS20 = (
     "newsgroups20.jsonl.gz",
     "20 Newsgroups as lines of JSON with group and text, 300 posts per group",
 )
+CLINC150_VECTORS = Path(__file__).with_name("clinc150-minilm.safetensors")
+"""Sentence vectors of a part of CLINC150, which the package holds."""
 _TEST_SHARE = 3  # of the posts of a newsgroup, every third one is for testing
 _MAX_BYTES = 1 << 28
 
@@ -58,7 +62,7 @@ class TextSets:
 def load_clinc150() -> TextSets:
     """CLINC150 (Larson et al., 2019; CC BY 3.0): 150 intents with 15,000 queries for training and
     4,500 for testing, and 1,000 queries that people wrote and that are none of them."""
-    path = _find(*CLINC150)
+    path = find_text_file(*CLINC150)
     try:
         content = json.loads(_read(path))
         classes = tuple(sorted({intent for _, intent in content["train"]}))
@@ -70,10 +74,57 @@ def load_clinc150() -> TextSets:
     return TextSets("clinc150", train, test, {"out-of-scope": out_of_scope}, _describe(path))
 
 
+class Clinc150Vectors(NamedTuple):
+    """Sentence vectors (N, 384) of all-MiniLM-L6-v2, of length 1, for a part of CLINC150: 150
+    intents with 20 queries for training, 10 to calibrate on and 10 for testing each, and 1,000
+    queries that are none of them. Computed by ``benchmarks/clinc150.py``; CC BY 3.0, Larson et
+    al., 2019."""
+
+    train: Tensor
+    train_labels: Tensor
+    fresh: Tensor
+    fresh_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    out_of_scope: Tensor
+    names: Tensor
+    """Of the intents' names, (150, 384)."""
+    classes: tuple[str, ...]
+
+
+def load_clinc150_vectors() -> Clinc150Vectors:
+    """The sentence vectors in the package.
+
+    >>> vectors = load_clinc150_vectors()
+    >>> vectors.train.shape, vectors.classes[0]
+    (torch.Size([3000, 384]), 'accept_reservations')
+    """
+    from safetensors import safe_open
+
+    with safe_open(CLINC150_VECTORS, framework="pt") as file:
+        classes = json.loads(file.metadata()["classes"])
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+    def vectors(part: str) -> Tensor:
+        return torch.nn.functional.normalize(found[part].float(), dim=1)
+
+    return Clinc150Vectors(
+        train=vectors("train"),
+        train_labels=found["train_labels"].long(),
+        fresh=vectors("fresh"),
+        fresh_labels=found["fresh_labels"].long(),
+        test=vectors("test"),
+        test_labels=found["test_labels"].long(),
+        out_of_scope=vectors("oos"),
+        names=vectors("names"),
+        classes=tuple(classes),
+    )
+
+
 def load_newsgroups20(ood: Sequence[str] = ("rec",)) -> TextSets:
     """20 Newsgroups without headers: the groups of the topics in `ood` ("rec" stands for all
     ``rec.…`` groups) are out of distribution, every third post of the others is for testing."""
-    path = _find(*NEWSGROUPS20)
+    path = find_text_file(*NEWSGROUPS20)
     posts: dict[str, list[str]] = {}
     try:
         for line in _read(path).decode().splitlines():
@@ -112,7 +163,8 @@ def _labelled(rows: Sequence[Any], classes: tuple[str, ...]) -> Texts:
     return Texts(tuple(str(text) for text, _ in rows), labels, classes)
 
 
-def _find(file: str, source: str) -> Path:
+def find_text_file(file: str, source: str) -> Path:
+    """A file of texts below FDBD_DATA; FileNotFoundError names its source."""
     for root in data_roots():
         for folder in (root, root / "text"):
             if (folder / file).is_file():

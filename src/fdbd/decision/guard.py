@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
 from fdbd.core import artifact
-from fdbd.core.batch import Batch, Head, Inputs, as_batch, required_logits
+from fdbd.core.batch import ArrayLike, Batch, Head, Inputs, as_batch, required_logits
 from fdbd.core.configuration import require_name
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.decision import hub, onnx_export
@@ -35,7 +35,7 @@ from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.show import html_table
 from fdbd.decision.stages import CalibrationMaps, CalibrationScores, Stages
 from fdbd.decision.threshold import FewCalibrationSamplesWarning, Target, Threshold, check_target
-from fdbd.detectors import Detector, Ensemble, Shaped, as_detector, create_shaping
+from fdbd.detectors import MCM, Detector, Ensemble, Shaped, as_detector, create_shaping
 from fdbd.detectors.shaping import Shaping
 from fdbd.fitting.driver import fit_detector, over_processes
 from fdbd.fitting.overlap import sample_hashes
@@ -43,6 +43,7 @@ from fdbd.fitting.spool import Spool
 from fdbd.fitting.statistics import Count
 from fdbd.networks.classifier import PRECISIONS, Classifier, split_batch
 from fdbd.networks.find_head import HeadName
+from fdbd.networks.sphere import ZeroShotClassifier
 from fdbd.networks.wrapped import is_compiled, weights_hash
 from fdbd.util.progress import track
 from fdbd.util.version import __version__
@@ -152,6 +153,59 @@ class Guard(nn.Module):
         """JSON values that are saved in the file: the model's origin, class names, how the guard
         was calibrated."""
         self._record = GuardRecord()
+
+    @classmethod
+    def zero_shot(
+        cls,
+        encoder: nn.Module | None,
+        text_embeddings: ArrayLike,
+        *,
+        negatives: ArrayLike | None = None,
+        scale: float = 100.0,
+        temperature: float | None = None,
+        class_names: Sequence[str] = (),
+    ) -> Self:
+        """A guard around a zero-shot classifier, as CLIP is one: a class is the direction of its
+        prompt's embedding, and nothing is fitted. Call `calibrate` next.
+
+        Args:
+            encoder: gives embeddings (N, P) of images, or of texts; None: the guard takes
+                embeddings, as `fdbd.Batch(embeddings)`.
+            text_embeddings: (C, P), one per class, of any length.
+            negatives: (M, P) embeddings of negative prompts, for NegLabel's score instead of MCM's.
+            scale: of the logits, which are scaled cosines; CLIP's is 100.
+            temperature: of the score, see `fdbd.detectors.MCM`; None: 1, or 0.01 with negatives.
+            class_names: one per class, kept in the guard's file.
+
+        >>> guard = Guard.zero_shot(None, torch.eye(3), class_names=["x", "y", "z"])
+        >>> guard = guard.calibrate([Batch(torch.eye(3).repeat(20, 1))], alpha=0.05)
+        >>> guard.decide(Batch(torch.tensor([[0.0, 2.0, 0.0], [1.0, 1.0, 1.0]]))).is_ood
+        tensor([False,  True])
+        """
+        if temperature is None:
+            temperature = 1.0 if negatives is None else 0.01
+        head = Head.cosine(text_embeddings, scale)
+        if class_names and len(class_names) != head.num_classes:
+            raise ValueError(
+                f"there are {len(class_names)} class names and {head.num_classes} embeddings: give "
+                "one name per class"
+            )
+        source: nn.Module | Head = head
+        if encoder is not None:
+            if not isinstance(encoder, nn.Module):
+                raise TypeError(
+                    f"encoder is a {type(encoder).__name__}, expected a torch.nn.Module that gives "
+                    "embeddings, or None"
+                )
+            source = ZeroShotClassifier(encoder, text_embeddings, scale)
+        guard = cls(source, MCM(temperature, negatives))
+        # Its detector reads no data, but a fit wants some.
+        guard.stages.begin_fit()
+        guard.detector.fit(Batch(head.weight), guard.head)
+        guard.stages.end_fit()
+        if class_names:
+            guard.about["class_names"] = [str(name) for name in class_names]
+        return guard
 
     # ── from training data to a threshold
 

@@ -4,7 +4,7 @@ found by what they compute."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,38 @@ class CosineHead(nn.Module):
     def extra_repr(self) -> str:
         classes, features = self.weight.shape
         return f"classes={classes}, features={features}, scale={self.scale}, bias={self.bias}"
+
+
+class ZeroShotClassifier(nn.Module):
+    """An encoder of images or texts, and a head of scaled cosines with one embedding per class.
+
+    Args:
+        encoder: gives embeddings (N, P) for whatever it takes.
+        embeddings: (C, P), one per class: those of its prompt or name, by the text encoder that
+            belongs to `encoder`.
+        scale: of the cosines.
+    """
+
+    def __init__(self, encoder: nn.Module, embeddings: ArrayLike, scale: float) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = CosineHead(embeddings, scale)
+        # Its parts are in the mode that they are in.
+        self.training = encoder.training
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        """(N, C) logits."""
+        embeddings = self.encoder(*inputs, **named)
+        if not isinstance(embeddings, Tensor) or embeddings.ndim != 2:
+            kind = type(embeddings).__name__
+            if isinstance(embeddings, Tensor):
+                kind = f"tensor of shape {tuple(embeddings.shape)}"
+            raise TypeError(
+                f"the encoder gives a {kind}, expected embeddings (N, "
+                f"{self.head.weight.shape[1]}): wrap it in a module that returns these alone"
+            )
+        logits: Tensor = self.head(embeddings)
+        return logits
 
 
 class LinearOnSphere(NamedTuple):

@@ -3,6 +3,7 @@ of calibration."""
 
 import math
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,15 +107,22 @@ def _members(explanation: Explanation) -> list[dict[str, Any]]:
 
 
 def draw(
-    sample: SampleExplanation, pixels: NDArray[np.uint8], title: str, path: str | os.PathLike[str]
+    sample: SampleExplanation,
+    content: NDArray[np.uint8] | str,
+    title: str,
+    path: str | os.PathLike[str],
 ) -> Path:
-    """Three panels: the image (H, W, 3), distances to the boundaries as bars, and the score among
-    the calibration scores."""
+    """Three panels: the image (H, W, 3) or the text, distances to the boundaries as bars, and the
+    score among the calibration scores."""
     target = Path(path)
     size = (11, max(3.2, 1.4 + 0.26 * max(1, len(sample.boundaries))))
     figure = require("matplotlib.figure", "report").Figure(figsize=size, layout="constrained")
     image, bars, histogram = figure.subplots(1, 3, width_ratios=(1, 1.3, 1.3))
-    image.imshow(pixels, interpolation="nearest" if max(pixels.shape[:2]) < 128 else "antialiased")
+    if isinstance(content, str):
+        _text_card(image, content)
+    else:
+        is_small = max(content.shape[:2]) < 128
+        image.imshow(content, interpolation="nearest" if is_small else "antialiased")
     image.set_axis_off()
     verdict = "out-of-distribution" if sample.is_ood else "in-distribution"
     colour = ORANGE if sample.is_ood else BLUE
@@ -122,7 +130,7 @@ def draw(
         f"{title}: predicted {sample.predicted}, {verdict}", fontsize=11, color=colour
     )
     _bars(bars, sample)
-    _histogram(histogram, sample, colour)
+    _histogram(histogram, sample, colour, "text" if isinstance(content, str) else "image")
     for text in (heading, *bars.get_yticklabels()):
         # Files and classes may be called $…$.
         text.set_parse_math(False)
@@ -132,6 +140,13 @@ def draw(
     with beside(target) as temporary:
         figure.savefig(temporary, format=target.suffix[1:].lower(), dpi=144)
     return target
+
+
+def _text_card(axes: Any, text: str) -> None:
+    """The beginning of a text, in lines that fit into its panel."""
+    lines = textwrap.wrap(text, width=30, max_lines=12, placeholder=" …")
+    shown = axes.text(0.02, 0.98, "\n".join(lines), va="top", fontsize=9, color=INK)
+    shown.set_parse_math(False)
 
 
 def _bars(axes: Any, sample: SampleExplanation) -> None:
@@ -146,7 +161,7 @@ def _bars(axes: Any, sample: SampleExplanation) -> None:
     axes.set_title(f"boundaries, nearest first{more}", fontsize=9)
 
 
-def _histogram(axes: Any, sample: SampleExplanation, colour: str) -> None:
+def _histogram(axes: Any, sample: SampleExplanation, colour: str, kind: str) -> None:
     low, high = histogram_range(sample)
     bins = min(BINS, 4 + int(2 * math.sqrt(len(sample.calibration))))
     is_inside = (sample.calibration >= low) & (sample.calibration <= high)
@@ -155,7 +170,7 @@ def _histogram(axes: Any, sample: SampleExplanation, colour: str) -> None:
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.axvline(sample.threshold, color=INK, linewidth=1, linestyle="--", label="threshold")
     if math.isfinite(sample.score):
-        axes.axvline(sample.score, color=colour, linewidth=2.5, label="this image")
+        axes.axvline(sample.score, color=colour, linewidth=2.5, label=f"this {kind}")
     # Beneath, over no bar.
     axes.figure.legend(loc="outside lower right", ncols=2, frameon=False, fontsize=8)
     axes.set_xlabel("score, higher is more in-distribution")

@@ -25,6 +25,8 @@ COLUMNS = {
     "nearest": "string",
 }
 """What the page shows."""
+MAX_CHARACTERS = 600
+"""Characters of a text that a card shows."""
 # Features have no path, and the nearest class is there if it was asked for.
 OPTIONAL_COLUMNS = ("path", "nearest")
 
@@ -40,6 +42,7 @@ def write_gallery(
     masks: Path | None = None,
     *,
     embedded: int = 2000,
+    text: str | None = None,
     title: str | None = None,
 ) -> int:
     """Write the page of a file of scores, and return its number of rows.
@@ -51,10 +54,13 @@ def write_gallery(
         masks: the folder of masks that a guard of maps wrote; their OOD pixels are tinted.
         embedded: thumbnails inside the page, of the most suspicious samples: 2000 are some 5 MB.
             The others are links to their files.
+        text: the column of the texts that were scored, which `fdbd score --keep` has carried
+            through; None: the page shows no texts.
         title: of the page; default: the file's name.
     """
 
     rows = sorted(read_scores(scores), key=_suspicion)
+    texts = None if text is None else _texts(rows, text, scores)
     thumbnails: list[str | None] = []
     folder = None
     if images is not None:
@@ -63,6 +69,7 @@ def write_gallery(
     data = _columns(rows)
     data["thumbnails"] = thumbnails
     data["folder"] = folder
+    data["texts"] = texts
     data["key"] = _key(rows)
     page = render(
         "gallery.html",
@@ -76,6 +83,28 @@ def write_gallery(
     )
     write_text(out, page)
     return len(rows)
+
+
+def _texts(rows: list[dict[str, Any]], column: str, scores: Path) -> list[str]:
+    """The beginning of each row's text."""
+    texts = []
+    for row in rows:
+        if column not in row:
+            raise ValueError(
+                f"{str(scores)!r} has no column {column!r}, which --text names: carry it through "
+                f"with fdbd score --keep {column}"
+            )
+        texts.append(_shortened(str(row[column] or "")))
+    return texts
+
+
+def _shortened(text: str) -> str:
+    """The text, or its beginning and an ellipsis.
+
+    >>> _shortened("short"), len(_shortened("long " * 1000))
+    ('short', 601)
+    """
+    return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + "…"
 
 
 def _suspicion(row: dict[str, Any]) -> tuple[bool, float]:

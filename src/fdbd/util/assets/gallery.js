@@ -96,7 +96,7 @@ function filter() {
   for (let i = 0; i < count; i++) {
     if (kind !== "" && data.classes_of[i] !== Number(kind)) continue;
     if (near !== "" && data.nearest_of[i] !== Number(near)) continue;
-    if (text && !data.names[i].toLowerCase().includes(text)) continue;
+    if (text && !words(i).includes(text)) continue;
     if (verdict === "out" && !isBelow(i, at)) continue;
     if (verdict === "in" && isBelow(i, at)) continue;
     if (verdict === "scored-out" && !data.ood[i]) continue;
@@ -112,6 +112,9 @@ function filter() {
   page = 0;
   list();
 }
+
+// What a search looks at: the sample's name, and its text if there are texts.
+const words = (index) => `${data.names[index]} ${data.texts === null ? "" : data.texts[index]}`.toLowerCase();
 
 function card(index) {
   const item = element("li");
@@ -129,6 +132,7 @@ function card(index) {
     image.alt = "";
     item.append(image);
   }
+  if (data.texts !== null) item.append(element("p", data.texts[index], "text"));
   label.append(box, " " + data.names[index]);
   const outside = isBelow(index, level());
   item.append(label, element("div", className(data.classes_of[index])), element("div", outside ? "out of distribution" : "in distribution", outside ? "verdict-out" : "verdict-in"));
