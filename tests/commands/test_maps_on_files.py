@@ -249,6 +249,11 @@ def test_a_mask_lies_where_the_preprocessing_has_cut_the_picture_out(tmp_path) -
     masks.write("a/b.jpg", mask)
     again = read_mask(tmp_path / "masks" / "a" / "b.jpg.png")
     assert np.array_equal(again, mask)
+    # Whatever an image is called, its mask lies below the folder.
+    masks.write(str(tmp_path / "elsewhere.jpg"), mask)
+    masks.write("../../outside.jpg", mask)
+    assert not (tmp_path / "elsewhere.jpg.png").exists()
+    assert (tmp_path / "masks" / "outside.jpg.png").is_file()
     grey = np.full((40, 100, 3), 100, np.uint8)
     tinted = overlaid(grey, mask)
     assert np.array_equal(tinted[30, 50], [100, 100, 100])

@@ -33,7 +33,7 @@ class LabelMaps:
     def __init__(self, folder: Path, images: Sequence[str]) -> None:
         if not folder.is_dir():
             raise FileNotFoundError(f"no folder of label maps at {str(folder)!r}")
-        self._paths = [folder / Path(image).with_suffix(".png") for image in images]
+        self._paths = [_below(folder, image).with_suffix(".png") for image in images]
         missing = [path for path in self._paths if not path.is_file()]
         if missing:
             raise FileNotFoundError(
@@ -93,7 +93,19 @@ class MaskFolder:
 def mask_path(folder: Path, name: str) -> Path:
     """Where the mask of an image is: ``a/b.jpg.png`` for ``a/b.jpg``, so that images that differ
     in their ending alone have masks of their own."""
-    return folder / f"{name}.png"
+    return _below(folder, f"{name}.png")
+
+
+def _below(folder: Path, name: str) -> Path:
+    """The path of this name below the folder, also for the whole path of an image that lies
+    elsewhere.
+
+    >>> _below(Path("masks"), "/data/../a.png").as_posix()
+    'masks/data/a.png'
+    """
+    path = Path(name)
+    parts = [part for part in path.parts if part not in (path.anchor, "..")]
+    return folder.joinpath(*parts)
 
 
 def mask_of(is_ood: NDArray[np.bool_], preprocess: Preprocess, height: int, width: int) -> Pixels:

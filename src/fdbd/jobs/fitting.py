@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -104,10 +104,7 @@ def fit_files(
     if gives_maps:
         engine = engine_for_maps(engine)
     elif label_maps is not None:
-        raise ValueError(
-            "label maps are for a model that predicts a class for each position of a map, and this "
-            "one predicts one for each image: leave --label-maps out"
-        )
+        _refuse_label_maps()
     kept_apart = _kept_apart(rows, data, calibration, holdout)
     is_held_out = kept_apart is not None
     other = rows if calibration is None else open_calibration(calibration, text, label)
@@ -183,6 +180,13 @@ def _gives_maps(guard: Guard, preparation: Preparation | None) -> bool:
     noise = np.random.default_rng(0).integers(0, 256, (1, size, size, 3), np.uint8)
     with torch.inference_mode():
         return classifier(preparation.normalise(noise)).grid is not None
+
+
+def _refuse_label_maps() -> NoReturn:
+    raise ValueError(
+        "label maps are for a model that predicts a class for each position of a map, and this one "
+        "predicts one for each image: leave --label-maps out"
+    )
 
 
 def _open_label_maps(folder: str | os.PathLike[str], rows: Rows) -> LabelMaps:
