@@ -28,7 +28,8 @@ def collapse_ratio(train: FeatureSet, moments: ClassMoments | None = None) -> fl
 
 
 def collapse(features: Tensor, labels: Tensor) -> float:
-    """The same of features (N, P) with labels (N,): the ratio of the traces of both covariances.
+    """The collapse ratio of features (N, P) with labels (N,): the trace of the covariance within
+    classes, divided by that of the covariance between them.
 
     Both are without bias for any number of samples per class from two on (the components of a
     one-way analysis of variance), so that networks fitted on two photographs per class and on

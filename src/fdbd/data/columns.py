@@ -197,10 +197,11 @@ class ParquetColumns(ColumnFile):
             )
             for batch in batches:
                 stop = start + len(batch)
-                first = max(rows.start, start) - start
-                length = min(rows.stop, stop) - start - first
-                if length > 0:
-                    part = batch.slice(first, length)
+                # The rows that are asked for, of those from `start` to `stop`.
+                first = max(rows.start, start)
+                last = min(rows.stop, stop)
+                if first < last:
+                    part = batch.slice(first - start, last - first)
                     for column, name in zip(found, names):
                         column += part.column(name).to_pylist()
                 start = stop

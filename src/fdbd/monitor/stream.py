@@ -134,6 +134,7 @@ class StreamMonitor:
         with self._lock:
             self.beginnings.append(_beginning(why, self.samples, self.alarm_at))
             if len(self.beginnings) > _KEPT_BEGINNINGS:
+                # The very first beginning stays.
                 del self.beginnings[1]
             self._recent.clear()
             self.alarm_at = None

@@ -161,7 +161,7 @@ def describe_linear_layers(model: nn.Module, limit: int = 8) -> str:
             layers.append(f"{name or '(the model itself)'} ({kind}{columns} to {rows})")
     if not layers:
         return "it has no linear layers"
-    last = ", ".join(layers[: -limit - 1 : -1])
+    last = ", ".join(reversed(layers[-limit:]))
     more = f" and {len(layers) - limit} more before" if len(layers) > limit else ""
     return f"linear layers found, from the last: {last}{more}"
 

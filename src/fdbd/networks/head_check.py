@@ -92,8 +92,12 @@ def _as_rows(output: Tensor | None, call: FirstCall) -> Tensor | None:
 
 
 def _map_as_rows(output: Tensor, logits: Tensor, grid: Grid, head: Head) -> Tensor | None:
-    """Maps of the head's own resolution as rows. Maps of another one, which most models give, are
-    the head's if they are its maps resized; then these are returned."""
+    """The model's maps as rows, to be compared with the head's logits.
+
+    Most models enlarge the maps of their head. Output of another resolution counts as the head's
+    if it is the head's maps, resized: then the logits themselves are returned. None for output of
+    any other kind.
+    """
     classes = 1 if head.is_binary else head.num_classes
     if output.ndim != 4 or output.shape[:2] != (grid.samples, classes):
         return None
