@@ -91,12 +91,18 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"fdbd {release}"
 html_static_path = ["_static"]
 html_css_files = ["fdbd.css"]
+html_js_files = ["fdbd.js"]
+# Pages that stand alone have no section whose navigation could be shown beside them; an empty one
+# would take a quarter of the width.
+html_sidebars = {
+    page.stem: [] for page in sorted(HERE.glob("*.md")) if page.stem not in ("production", "runbook")
+}
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 3,
+    "header_links_before_dropdown": 5,
     "footer_start": ["copyright"],
     "footer_end": [],
     "icon_links": [

@@ -1,4 +1,5 @@
-"""The commands and the code of docs/production.md, run word for word."""
+"""The commands and the code of docs/production.md and of the pages in docs/production (fit.md, score.md,
+refresh.md, onnx.md, monitoring.md, scikit-learn.md), and of docs/runbook.md, run word for word."""
 
 from __future__ import annotations
 
@@ -15,15 +16,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fdbd import cli
 
-PAGE = Path(__file__).parents[2] / "docs" / "production.md"
+DOCS = Path(__file__).parents[2] / "docs"
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def section(title: str) -> str:
-    """The text under a heading of the page."""
-    return dict(
-        part.split("\n", 1) for part in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
-    )[title]
+def page(name: str) -> str:
+    """The text of a page."""
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def shell_blocks(name: str) -> list[str]:
+    return re.findall(r"```bash\n(.*?)```", page(name), re.DOTALL)
 
 
 def test_the_commands_on_the_page_run_as_they_stand(tmp_path, monkeypatch, capsys):
@@ -47,15 +50,16 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path, monkeypatch, capsy
         pq.write_table(
             pa.table({"features": pa.FixedSizeListArray.from_arrays(values, 5)}), f"{name}.parquet"
         )
-    readme = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```bash\n(.*?)```", section("From the command line"), re.DOTALL)
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    blocks = shell_blocks("production.md")
+    blocks += shell_blocks("production/fit.md")
+    blocks += shell_blocks("production/score.md")
+    assert len(blocks) == 4
     blocks += re.findall(r"```\n(fdbd fit .*?)```", readme, re.DOTALL)
-    assert len(blocks) == 3
-    blocks += [
-        f"{line}\n"
-        for line in re.findall(r"`(fdbd export \S+ --(?:int8|out) [^`]+)`", section("ONNX"))
-    ]
     assert len(blocks) == 5
+    exports = re.findall(r"`(fdbd export \S+ --(?:int8|out) [^`]+)`", page("production/onnx.md"))
+    blocks += [f"{line}\n" for line in exports]
+    assert len(blocks) == 7
     printed = ""
     for line in "".join(blocks).splitlines():
         with pytest.raises(SystemExit) as end:
@@ -89,9 +93,9 @@ def test_the_code_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
         "val_loader": DataLoader(TensorDataset(validation, torch.arange(100) % 5), batch_size=64),
         "images": torch.randn(6, 3, 4, 4),
     }
-    for title in ("ONNX", "scikit-learn", "Monitoring"):
-        for block in re.findall(r"```python\n(.*?)```", section(title), re.DOTALL):
-            exec(compile(block, str(PAGE), "exec"), names)
+    for name in ("onnx.md", "scikit-learn.md", "monitoring.md"):
+        for block in re.findall(r"```python\n(.*?)```", page(f"production/{name}"), re.DOTALL):
+            exec(compile(block, name, "exec"), names)
     decision = names["decision"]
     torch.testing.assert_close(
         torch.from_numpy(names["score"]), decision.scores, rtol=1e-4, atol=1e-4
@@ -99,3 +103,43 @@ def test_the_code_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     assert names["is_ood"].tolist() == decision.is_ood.tolist()
     assert names["snapshot"]["samples"] == 6
     assert "fdbd_samples_total 6.0" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_runbook_run_in_order(tmp_path, monkeypatch, capsys):
+    """From the fit to the next guard, by the words of the page; the service itself is tried
+    elsewhere. The gallery's review is written as its page writes it."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    for folder, number in (("train", 40), ("fresh", 40), ("inbox", 320)):
+        for place in range(number):
+            name = "." if folder == "inbox" else CLASSES[place % 10]
+            write_noise(tmp_path / folder / name / f"{place:04d}.png", generator)
+    ran = []
+    for block in re.findall(r"^ *```\n(.*?)^ *```", page("runbook.md"), re.DOTALL | re.MULTILINE):
+        for line in block.splitlines():
+            words = shlex.split(line.strip(), comments=True)
+            if words[1] == "serve":
+                continue
+            if "--reviewed" in words:
+                paths = pq.read_table("sample.parquet")["path"].to_pylist()
+                verdicts = {
+                    path: "ood" if place % 5 == 0 else "id" for place, path in enumerate(paths)
+                }
+                review = {"version": 1, "reviews": verdicts}
+                Path("review.json").write_text(json.dumps(review))
+            with pytest.raises(SystemExit) as end:
+                cli.main(words[1:])
+            assert not end.value.code, (line, capsys.readouterr().err)
+            ran.append(words[1])
+    assert ran == ["fit", "inspect", "score", "sample", "gallery", "calibrate", "calibrate"]
+    assert "Cheapest: alpha" in capsys.readouterr().out
+    assert Path("next.safetensors").is_file()
+
+
+def write_noise(path: Path, generator: np.random.Generator) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(generator.integers(0, 255, (32, 32, 3), np.uint8)).save(path)

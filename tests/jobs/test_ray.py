@@ -610,10 +610,11 @@ def test_reading_waits_for_the_model(cluster, tmp_path):
 
 
 def page_blocks() -> list[tuple[str, str]]:
-    """Language and code of the blocks in the section on clusters of docs/production.md."""
-    page = (Path(__file__).parents[2] / "docs" / "production.md").read_text(encoding="utf-8")
-    section = page.partition("\n## A nightly job on a cluster\n")[2].partition("\n## ")[0]
-    return re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)
+    """Language and code of the blocks in docs/production/cluster.md."""
+    page = (Path(__file__).parents[2] / "docs" / "production" / "cluster.md").read_text(
+        encoding="utf-8"
+    )
+    return re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
 
 
 @SLOW
@@ -650,7 +651,7 @@ def test_the_commands_on_the_page_run_as_they_stand(cluster, tmp_path, monkeypat
         elif code.startswith("# fit_nightly.py"):
             Path("fit_nightly.py").write_text(code)
         else:
-            exec(compile(code, "production.md", "exec"), names)
+            exec(compile(code, "cluster.md", "exec"), names)
     expected = names["guard"].decide(fdbd.Batch(today[0]))
     assert pq.read_table("scores.parquet")["row"].to_pylist() == list(range(300))
     scored = pq.read_table("scored").sort_by("id")

@@ -116,7 +116,7 @@ def test_what_is_not_of_fdbd_score_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no column 'label'"):
         write_gallery(tmp_path / "other.parquet", tmp_path / "g.html")
     (tmp_path / "broken.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match="no readable file of scores"):
+    with pytest.raises(ValueError, match="not a readable file of scores"):
         write_gallery(tmp_path / "broken.parquet", tmp_path / "g.html")
     with pytest.raises(FileNotFoundError, match="no scores"):
         write_gallery(tmp_path / "nowhere.csv", tmp_path / "g.html")

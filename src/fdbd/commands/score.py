@@ -101,7 +101,11 @@ def _in_words(summary: Summary, fdr: float | None) -> str:
 
 
 def gallery(
-    scores: Path = arg(..., "What fdbd score wrote: .parquet, .csv or a folder of parts."),
+    scores: Path = arg(
+        ...,
+        "What fdbd score wrote: .parquet, .csv or a folder of parts; or the folder of fdbd serve "
+        "--decisions.",
+    ),
     images: Path | None = opt(None, "The folder of images that was scored, for thumbnails."),
     out: Path = opt(Path("gallery.html"), "The page."),
     thumbnails: int = opt(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fdbd.jobs.records import is_records, read_records
 from fdbd.util.extras import require
 from fdbd.util.terminal import one_line
 
@@ -51,6 +52,8 @@ class ScoredRows:
 
 def holds_scores(path: Path) -> bool:
     """Whether a file or folder is one of `fdbd score`, by its columns."""
+    if is_records(path):
+        return True
     try:
         names = _column_names(path)
     except (OSError, ValueError):
@@ -59,9 +62,12 @@ def holds_scores(path: Path) -> bool:
 
 
 def read_scored(path: Path) -> ScoredRows:
-    """The rows of a ``.parquet`` or ``.csv`` file of `fdbd score`, or of its folder of parts."""
+    """The rows of a ``.parquet`` or ``.csv`` file of `fdbd score`, of its folder of parts, or of
+    the records of `fdbd serve --decisions`."""
     if not path.exists():
         raise FileNotFoundError(f"no scores at {str(path)!r}: no such file")
+    if is_records(path):
+        return _of_records(path)
     try:
         table = read_table(path)
     except Exception as error:
@@ -90,6 +96,27 @@ def read_scored(path: Path) -> ScoredRows:
         table["is_ood"].to_numpy(),
         table["error"].to_pylist(),
         guards.pop() if guards else None,
+    )
+
+
+def _of_records(path: Path) -> ScoredRows:
+    """The decisions that a service has recorded, those with the lowest scores."""
+    records = read_records(path)
+    guards = {record["guard"] for record in records}
+    if len(guards) > 1:
+        raise ValueError(f"{str(path)!r} has rows of {len(guards)} guards, expected those of one")
+    # A score that was not finite is null in a record.
+    scores = [-np.inf if record["score"] is None else record["score"] for record in records]
+    return ScoredRows(
+        str(path),
+        [record["name"] for record in records],
+        np.array([record["label"] for record in records], np.int64),
+        [record["class"] for record in records],
+        np.array(scores, np.float64),
+        np.array([record["p_value"] for record in records], np.float64),
+        np.array([record["is_ood"] for record in records], np.bool_),
+        [None] * len(records),
+        guards.pop(),
     )
 
 

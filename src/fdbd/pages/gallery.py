@@ -10,6 +10,7 @@ from typing import Any
 
 from fdbd.core.pixels import ImageError, decode, thumbnail
 from fdbd.data.label_maps import mask_path, overlaid, read_mask
+from fdbd.jobs.records import is_records, read_records
 from fdbd.util.extras import require
 from fdbd.util.files import write_text
 from fdbd.util.pages import asset, render
@@ -27,6 +28,9 @@ COLUMNS = {
 """What the page shows."""
 MAX_CHARACTERS = 600
 """Characters of a text that a card shows."""
+MOST_RECORDS = 20_000
+"""Recorded decisions that the page shows, those with the lowest scores: a service can have written
+millions."""
 # Features have no path, and the nearest class is there if it was asked for.
 OPTIONAL_COLUMNS = ("path", "nearest")
 
@@ -48,7 +52,8 @@ def write_gallery(
     """Write the page of a file of scores, and return its number of rows.
 
     Args:
-        scores: a .parquet or .csv file of `fdbd score`, or its folder of Parquet parts.
+        scores: a .parquet or .csv file of `fdbd score`, its folder of Parquet parts, or a folder of
+            records of `fdbd serve --decisions`.
         out: the page, one self-contained .html file.
         images: the folder that was scored, for thumbnails; None: the page shows names alone.
         masks: the folder of masks that a guard of maps wrote; their OOD pixels are tinted.
@@ -61,7 +66,8 @@ def write_gallery(
 
     rows = sorted(read_scores(scores), key=_suspicion)
     texts = None if text is None else _texts(rows, text, scores)
-    thumbnails: list[str | None] = []
+    # Records of decisions may hold pictures of their own.
+    thumbnails: list[str | None] = [row.get("thumbnail") for row in rows[:embedded]]
     folder = None
     if images is not None:
         thumbnails = _thumbnails(images, masks, rows[:embedded])
@@ -151,6 +157,8 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
     number."""
     if not path.exists():
         raise FileNotFoundError(f"no scores at {str(path)!r}: no such file")
+    if is_records(path):
+        return read_records(path, MOST_RECORDS)
     pyarrow = require("pyarrow", "report")
     try:
         if path.suffix.lower() == ".csv":

@@ -49,6 +49,8 @@ class DecisionLog:
         self._process = self._claim()
         self._file: BinaryIO | None = None
         self._waiting: queue.Queue[Record | None] = queue.Queue(QUEUE)
+        self._hurry = threading.Event()
+        """Set if records must be written before their time."""
         self._writer = threading.Thread(target=self._write, name="fdbd-decisions", daemon=True)
         self._writer.start()
 
@@ -67,11 +69,14 @@ class DecisionLog:
             self._waiting.put_nowait(record)
         except queue.Full:
             self._dropped(1)
+        if self._waiting.qsize() > QUEUE // 2:
+            self._hurry.set()
 
     def stop(self) -> None:
         """Write what waits, and end."""
         with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=5)
+        self._hurry.set()
         self._writer.join(timeout=10)
 
     def _write(self) -> None:
@@ -112,12 +117,17 @@ class DecisionLog:
         self._file = None
 
     def _next_records(self) -> list[Record | None]:
-        """The records that have come within a moment, at least one."""
-        records = [self._waiting.get()]
-        end = time.monotonic() + _WAIT_SECONDS
-        while records[-1] is not None and len(records) < 1000:
+        """The records that have come within a moment; none if there were none.
+
+        This thread sleeps meanwhile. If each record woke it, it would compete with the answer to
+        the same request, and with the next.
+        """
+        self._hurry.wait(_WAIT_SECONDS)
+        self._hurry.clear()
+        records: list[Record | None] = []
+        while len(records) < QUEUE:
             try:
-                records.append(self._waiting.get(timeout=max(0.0, end - time.monotonic())))
+                records.append(self._waiting.get_nowait())
             except queue.Empty:
                 break
         return records
