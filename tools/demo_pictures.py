@@ -28,14 +28,14 @@ PHOTOGRAPHS = {
     "rocket": "rocket.jpg",
 }
 TITLES = {
-    "cat": "A cat",
-    "ship": "A ship",
-    "airplane": "An airplane",
-    "car": "A car",
+    "cat": "Cat",
+    "ship": "Ship",
+    "airplane": "Plane",
+    "car": "Car",
     "galaxies": "Galaxies",
     "bricks": "Bricks",
-    "chart": "A chart",
-    "rocket": "A rocket",
+    "chart": "Chart",
+    "rocket": "Rocket",
 }
 """In the order of the page. The network knows the first four; it takes the rocket for a ship, and
 so does the guard: not every stranger is found."""

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--mutations", type=Path, help="what tools/mutations.py --json wrote")
     parser.add_argument("--mutants", type=int, default=60)
     parser.add_argument(
-        "--quick", action="store_true", help="run neither the tests nor mutants, and say so"
+        "--quick", action="store_true", help="run no tests and no mutants, and say so"
     )
     options = parser.parse_args()
     tests: dict[str, Any] | None = None
@@ -42,7 +42,8 @@ def main() -> None:
             tests = run_tests(Path(folder), options.coverage)
         if not options.quick or options.mutations is not None:
             mutants = run_mutations(Path(folder), options.mutations, options.mutants)
-    PAGE.write_text(page(tests, mutants), encoding="utf-8")
+    text = page(tests, mutants, is_quick=options.quick)
+    PAGE.write_text(text, encoding="utf-8")
     print(f"{PAGE.relative_to(ROOT)} is written")
 
 
@@ -116,9 +117,13 @@ def commit() -> str:
     return ran.stdout.strip() or "unknown"
 
 
-def page(tests: dict[str, Any] | None, mutants: list[dict[str, Any]] | None) -> str:
-    default = count_tests("not slow")
-    slow = count_tests("slow")
+def page(
+    tests: dict[str, Any] | None, mutants: list[dict[str, Any]] | None, *, is_quick: bool
+) -> str:
+    default = slow = NOT_RUN
+    if not is_quick:
+        default = f"{count_tests('not slow'):,}"
+        slow = f"{count_tests('slow'):,}"
     outcome = covered = found = NOT_RUN
     if tests is not None:
         outcome = tests["outcome"]
@@ -131,8 +136,8 @@ def page(tests: dict[str, Any] | None, mutants: list[dict[str, Any]] | None) -> 
     for name in LIBRARIES:
         versions.append(f"{name} {metadata.version(name)}")
     rows = [
-        ("tests in the default run", f"{default:,}", "`python -m pytest --collect-only -q`"),
-        ("slow tests", f"{slow:,}", "`python -m pytest --collect-only -q -m slow`"),
+        ("tests in the default run", default, "`python -m pytest --collect-only -q`"),
+        ("slow tests", slow, "`python -m pytest --collect-only -q -m slow`"),
         ("the default run", outcome, "`make test`"),
         ("statements that it covers", covered, "`make coverage`"),
         ("mutants that the tests find", found, "`python tools/mutations.py`"),

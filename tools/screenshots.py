@@ -177,7 +177,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-def click_example(view: Any, title: str = "A cat") -> None:
+def click_example(view: Any, title: str = "Cat") -> None:
     """Have the demo decide one of its pictures."""
     view.get_by_role("button", name=title, exact=True).click()
     view.locator("#boundaries tbody tr").first.wait_for()

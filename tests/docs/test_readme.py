@@ -68,6 +68,17 @@ def test_links_of_the_readme_work_on_the_package_index_too() -> None:
         assert target.startswith("https://"), f"{target} is relative"
         if target.startswith(base):
             assert (README.parent / target.removeprefix(base)).exists(), target
+        page = re.fullmatch(r"https://fdbd\.github\.io/fdbd/(.+)\.html", target)
+        if page:
+            assert (README.parent / "docs" / f"{page[1]}.md").exists(), target
+
+
+def test_the_picture_above_the_fold_is_small_and_committed() -> None:
+    text = README.read_text(encoding="utf-8")
+    found = re.search(r"raw\.githubusercontent\.com/fdbd/fdbd/main/(\S+\.png)", text)
+    assert found is not None
+    assert text.index(found[0]) < 3000
+    assert (README.parent / found[1]).stat().st_size < 300_000
 
 
 def test_the_notice_names_every_source_of_the_features_and_weights_in_the_package() -> None:
