@@ -95,7 +95,9 @@ html_js_files = ["fdbd.js"]
 # Pages that stand alone have no section whose navigation could be shown beside them; an empty one
 # would take a quarter of the width.
 html_sidebars = {
-    page.stem: [] for page in sorted(HERE.glob("*.md")) if page.stem not in ("production", "runbook")
+    page.stem: []
+    for page in sorted(HERE.glob("*.md"))
+    if page.stem not in ("production", "runbook")
 }
 html_show_sourcelink = False
 html_copy_source = False
