@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fdbd.data.records import read_records
 from fdbd.decision.guard_file import OpenedGuard
-from fdbd.jobs.records import read_records
 from fdbd.pages.gallery import write_gallery
 from fdbd.serve.decisions import DecisionLog
 from fdbd.serve.torch_backend import TorchBackend

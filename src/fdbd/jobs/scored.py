@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.jobs.records import is_records, read_records
+from fdbd.data.records import is_records, read_records
 from fdbd.util.extras import require
 from fdbd.util.terminal import one_line
 

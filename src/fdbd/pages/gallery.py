@@ -10,7 +10,7 @@ from typing import Any
 
 from fdbd.core.pixels import ImageError, decode, thumbnail
 from fdbd.data.label_maps import mask_path, overlaid, read_mask
-from fdbd.jobs.records import is_records, read_records
+from fdbd.data.records import is_records, read_records
 from fdbd.util.extras import require
 from fdbd.util.files import write_text
 from fdbd.util.pages import asset, render
