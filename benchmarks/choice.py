@@ -44,9 +44,10 @@ def make_ensembles() -> dict[str, fdbd.Ensemble]:
     head = Head(torch.randn(NUM_CLASSES, NUM_FEATURES) / 45)
     training = Batch(make_features(NUM_TRAINING, 1))
     held_out = Batch(make_features(300, 2))
+    without_banks = [name for name in POOL if name not in ("knn", "nnguide")]
     choices = {
-        "the whole pool, 17 members": POOL,
-        "without banks, 15 members": [name for name in POOL if name not in ("knn", "nnguide")],
+        f"the whole pool, {len(POOL)} members": POOL,
+        f"without banks, {len(without_banks)} members": without_banks,
         "six members with equal weights": fdbd.Auto().specs(can_be_weighed=False),
         "fdbd alone": ("fdbd", "energy"),
     }

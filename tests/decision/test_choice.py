@@ -144,11 +144,11 @@ def test_a_conformal_threshold_keeps_its_promise_after_the_choice() -> None:
 
 def test_weights_follow_from_the_mean_without_the_extreme_kinds() -> None:
     aurocs = np.array([[0.9, 0.8, 0.5], [0.8, 0.9, 1.0], [0.7, 0.85, 0.6], [0.8, 0.1, 0.6]])
-    expected = np.exp(0.5 * 100 * np.array([0.8, 0.825, 0.6]))
+    expected = np.exp(0.3 * 100 * np.array([0.8, 0.825, 0.6]))
     np.testing.assert_allclose(weigh(aurocs), expected / expected.sum())
     np.testing.assert_allclose(weigh(aurocs, beta=0), [1 / 3] * 3)
     two = np.array([[0.9, 0.7], [0.7, 0.7]])
-    np.testing.assert_allclose(weigh(two)[0] / weigh(two)[1], np.exp(0.5 * 10))
+    np.testing.assert_allclose(weigh(two)[0] / weigh(two)[1], np.exp(0.3 * 10))
 
 
 def test_aurocs_in_the_report_are_those_of_the_members(guard) -> None:

@@ -9,11 +9,11 @@ import torch
 
 from fdbd import Batch, Ensemble, Head
 from fdbd.data.pseudo_ood import kinds_of_pixels
-from fdbd.decision.choice_rule import POOL, make_member, weigh
+from fdbd.decision.choice_rule import BETA, LEAST_SHARE, POOL, make_member, weigh
 from fdbd.metrics import auroc
 from fdbd.paper import choosing
 from fdbd.paper.choice_features import Protocol, StudyScores
-from fdbd.paper.choosing import LOCKED, Rule, Tables, regrets_of, regrets_of_single, report
+from fdbd.paper.choosing import LOCKED, SECOND, Rule, Tables, regrets_of, regrets_of_single, report
 
 CANDIDATES = ("fdbd", "energy", "knn")
 
@@ -55,8 +55,14 @@ def test_the_locked_rule_weighs_as_the_library_does() -> None:
     tables = Tables.from_scores(scores)
     rule = Rule("small", pool=CANDIDATES)
     aurocs = np.array([tables.kinds[kind] for kind in choosing.WEIGHING])
-    np.testing.assert_allclose(rule.weights(scores, tables), weigh(aurocs))
+    np.testing.assert_allclose(rule.weights(scores, tables), weigh(aurocs, rule.beta))
     assert (LOCKED.beta, LOCKED.average, LOCKED.combine) == (0.5, "trimmed", "fisher")
+    assert len(LOCKED.pool) == 17
+
+
+def test_the_library_follows_the_second_rule() -> None:
+    assert (SECOND.beta, SECOND.pool, SECOND.least) == (BETA, POOL, LEAST_SHARE)
+    assert set(SECOND.pool) - set(LOCKED.pool) == {"optfs"}
 
 
 def test_the_regret_of_the_best_detector_is_zero_and_of_others_the_difference() -> None:

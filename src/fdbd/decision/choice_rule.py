@@ -18,7 +18,7 @@ from fdbd.detectors import KNN, Detector, NNGuide, create
 
 Floats = NDArray[np.float64]
 
-BETA = 0.5
+BETA = 0.3
 """How fast a weight grows with the AUROC, per percentage point."""
 MOST_IN_BANK = 5000
 """Training samples that a nearest-neighbour member keeps at most, as in the study."""
@@ -44,6 +44,7 @@ POOL = (
     "scale(85)+fdbd",
     "lts(95)+energy",
     "ash-b+energy",
+    "optfs",
 )
 """Detectors that need no labels. A number in brackets is a percentile, of a shaping or of DICE."""
 
@@ -135,7 +136,7 @@ def weigh(aurocs: Floats, beta: float = BETA) -> Floats:
     w ∝ exp(β · 100 · a) with a the `average_over_kinds`.
 
     >>> weigh(np.array([[0.9, 0.95], [0.8, 0.9], [0.7, 0.5]])).round(3)
-    array([0.007, 0.993])
+    array([0.047, 0.953])
     """
     points = 100 * average_over_kinds(aurocs)
     weights = np.exp(beta * (points - points.max()))
