@@ -269,6 +269,7 @@ class Regrets:
         return [self.name, parts[0], worst, parts[1], parts[2], f"{self.fpr.mean():.1f}"]
 
 
+Networks = list[tuple[StudyScores, Tables]]
 COLUMNS = ("", "mean regret", "worst", "far", "near", "mean FPR95, %")
 
 
@@ -339,9 +340,12 @@ def _with_interval(values: Floats) -> str:
 
 def report(networks: Sequence[StudyScores], missing: Sequence[str], protocol: Protocol) -> str:
     """The page."""
-    pairs = [(scores, Tables.from_scores(scores)) for scores in networks]
-    development = [pair for pair in pairs if pair[0].group == "development"]
-    test = [pair for pair in pairs if pair[0].group == "test"]
+    groups: dict[str, Networks] = {"development": [], "test": [], "new": []}
+    for scores in networks:
+        groups[scores.group].append((scores, Tables.from_scores(scores)))
+    fixed = list(FIXED)
+    if groups["development"]:
+        fixed.insert(0, best_fixed(groups["development"]))
     lines = [
         START.read_text(encoding="utf-8").format(
             pool=len(POOL),
@@ -352,39 +356,56 @@ def report(networks: Sequence[StudyScores], missing: Sequence[str], protocol: Pr
             candidates=len(protocol.candidates),
         )
     ]
-    new = [pair for pair in pairs if pair[0].group == "new"]
-    fixed = [best_fixed(development)] if development else []
-    if test or new:
-        lines += ["## The locked rule on the test networks", ""]
-        lines += _comparison([*test, *new], (LOCKED, *COMPARED), [*fixed, *FIXED])
-        if fixed:
-            lines += ["", f"{fixed[0]} is the best fixed choice on the development networks."]
-        lines += ["", *_verdicts(LOCKED, [*test, *new], fixed), ""]
-        lines += ["### Each test network", "", *_by_network(LOCKED, [*test, *new]), ""]
-    if development:
-        lines += ["## A second rule", "", *_second_words(), ""]
-        lines += _table(COLUMNS, _rows_in_order((LOCKED, SECOND, *LATER), development, SHOWN))
-    if new:
-        lines += ["", "### On networks that nothing was tuned on", ""]
-        lines += _comparison(new, (SECOND, LOCKED, *COMPARED), [*fixed, *FIXED])
-        lines += ["", *_verdicts(SECOND, new, fixed), ""]
-        lines += [*_by_network(SECOND, new)]
-    if test:
-        lines += ["", "### On networks that had been seen", ""]
-        lines += _comparison(test, (SECOND, LOCKED, *COMPARED), [])
-        lines += ["", *_by_network(SECOND, test)]
-    if development:
-        lines += ["", "## Development networks", "", *_by_network(LOCKED, development), ""]
-        lines += [
-            f"{len(TRIED) + 1} rules were tried here before one was locked; on networks this few "
-            "the differences between most of them are within their errors.",
-            "",
-        ]
-        lines += _table(COLUMNS, _rows_in_order((LOCKED, *TRIED), development))
+    unseen = [*groups["test"], *groups["new"]]
+    if unseen:
+        lines += _first_round(unseen, fixed)
+    if groups["development"]:
+        lines += _second_round(groups, fixed)
+        lines += _on_development(groups["development"])
     if missing:
         lines += ["", "Not run here:", "", *(f"- {line}" for line in missing)]
     lines += ["", END.read_text(encoding="utf-8")]
     return "\n".join(lines)
+
+
+def _first_round(networks: Networks, fixed: Sequence[str]) -> list[str]:
+    """The locked rule on networks that it was not chosen by."""
+    lines = ["## The locked rule on the test networks", ""]
+    lines += _comparison(networks, (LOCKED, *COMPARED), fixed)
+    lines += ["", f"{fixed[0]} is the best fixed choice on the development networks.", ""]
+    lines += _verdicts(LOCKED, networks, fixed)
+    lines += ["", "### Each test network", ""]
+    lines += _by_network(LOCKED, networks)
+    return [*lines, ""]
+
+
+def _second_round(groups: dict[str, Networks], fixed: Sequence[str]) -> list[str]:
+    """The second rule: how it was chosen, then where nothing was tuned on, then where the results
+    of the first rule were known."""
+    lines = ["## A second rule", "", *_second_words(), ""]
+    tried = (LOCKED, SECOND, *LATER)
+    lines += _table(COLUMNS, _rows_in_order(tried, groups["development"], SHOWN))
+    if groups["new"]:
+        lines += ["", "### On networks that nothing was tuned on", ""]
+        lines += _comparison(groups["new"], (SECOND, LOCKED, *COMPARED), fixed)
+        lines += ["", *_verdicts(SECOND, groups["new"], fixed), ""]
+        lines += _by_network(SECOND, groups["new"])
+    if groups["test"]:
+        lines += ["", "### On networks that had been seen", ""]
+        lines += _comparison(groups["test"], (SECOND, LOCKED, *COMPARED), fixed)
+        lines += ["", *_by_network(SECOND, groups["test"])]
+    return [*lines, ""]
+
+
+def _on_development(networks: Networks) -> list[str]:
+    """What the rules of the first round were chosen by."""
+    lines = ["## Development networks", "", *_by_network(LOCKED, networks), ""]
+    lines += [
+        f"{len(TRIED) + 1} rules were tried here before one was locked; on networks this few "
+        "the differences between most of them are within their errors.",
+        "",
+    ]
+    return lines + _table(COLUMNS, _rows_in_order((LOCKED, *TRIED), networks))
 
 
 def _second_words() -> list[str]:
@@ -427,7 +448,7 @@ def _verdicts(
 ) -> list[str]:
     """What was to be reached, and what was."""
     locked = regrets_of(rule, networks)
-    names = [*fixed, *FIXED]
+    names = list(dict.fromkeys(fixed))
     rates = {name: regrets_of_single(name, networks).fpr.mean() for name in names}
     least = min(rates, key=lambda name: rates[name])
 
