@@ -1,4 +1,4 @@
-"""The code of docs/heads.md on texts and prompts, and the commands of the tutorial text.md, run word
+"""The code of docs/heads.md on texts, prompts and labels, and the commands of the tutorial text.md, run word
 for word on a small model."""
 
 from __future__ import annotations
@@ -66,6 +66,20 @@ def test_prompts_are_guarded_as_the_page_says() -> None:
     exec(code_of("heads.md", "Class prompts: zero-shot guards"), names)
     assert names["decision"].is_ood.shape == (100,)
     assert not names["strict"].score(images).isnan().any()
+
+
+def test_many_labels_are_guarded_as_the_page_says() -> None:
+    torch.manual_seed(0)
+    names = {
+        "tagger": nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).eval(),
+        "tagged_loader": [(torch.randn(50, 6), torch.randint(2, (50, 4)))],
+        "fresh_tagged_loader": [torch.randn(50, 6)],
+        "tagged": torch.randn(5, 6),
+    }
+    code = code_of("heads.md", "Many labels")
+    assert len(code.splitlines()) <= 10
+    exec(code, names)
+    assert names["decision"].label_sets().shape == (5, 4)
 
 
 def test_the_distance_on_the_sphere_is_a_sine_whatever_the_scale() -> None:

@@ -59,6 +59,7 @@ class Needs:
         passes: passes over the training data in a fit; None: several, or not known. For more than
             one a Guard uses the disk.
         calibration: scores need `calibrate` after the fit, as those of an ensemble do.
+        many_labels: the head is one of many labels, each a yes or no of its own (sigmoid).
 
     >>> needs = Needs(logits=True, passes=1)
     >>> needs.features, needs.logits, needs.labels
@@ -75,6 +76,7 @@ class Needs:
     passes: int | None = None
     calibration: bool = False
     perturbed: bool = False
+    many_labels: bool = False
 
 
 class NotFittedError(RuntimeError):

@@ -187,12 +187,13 @@ class NpzFeatures(FeatureRows):
         arrays = self._open(labels)
         for name, array in arrays.items():
             is_number = array.dtype.kind in "biuf"
-            ndim = 1 if name == self._label else 2
-            if len(array) != len(self) or len(array.shape) != ndim:
+            # Labels are class indices, or zeros and ones for a head of many labels.
+            possible = (1, 2) if name == self._label else (2,)
+            if len(array) != len(self) or len(array.shape) not in possible:
                 shapes = ", ".join(f"{each} {found.shape}" for each, found in arrays.items())
                 raise ValueError(
                     f"{self.source} has {shapes}; expected features (N, P), logits (N, C) and y"
-                    " (N,)"
+                    " (N,), or (N, C) for a head of many labels"
                 )
             if name == self._label:
                 self._check_label(array.dtype, is_number)

@@ -54,6 +54,19 @@ class Decision(NamedTuple):
     is_ood: Tensor
     """(N,) bool."""
 
+    def label_sets(self, probability: float = 0.5) -> Tensor:
+        """(N, C) bool: the labels that a head of many labels (sigmoid) gives each sample, which are
+        those with at least this probability.
+
+        >>> logits = torch.tensor([[2.0, -1.0, 0.5]])
+        >>> row = torch.zeros(1)
+        >>> Decision(logits, row, row, row, row.bool()).label_sets()
+        tensor([[ True, False,  True]])
+        """
+        if not 0 < probability < 1:
+            raise ValueError(f"probability is {probability}, expected one between 0 and 1")
+        return self.logits.sigmoid() >= probability
+
     def discoveries(self, q: float) -> Tensor:
         """(N,) bool: samples flagged as out-of-distribution, of which a share of at most `q` is
         in-distribution on average (the false discovery rate), by Benjamini and Hochberg's procedure

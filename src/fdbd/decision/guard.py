@@ -323,6 +323,11 @@ class Guard(nn.Module):
     ) -> None:
         """Calibrate on in-distribution scores (N,) that are already there; labels (N,) are
         predicted classes."""
+        if target.get("per_class") and self.detector.needs.many_labels:
+            raise ValueError(
+                f"{self.detector.label} is for heads that give a sample several labels at once, so "
+                "there is no predicted class to have a threshold of its own: leave per_class out"
+            )
         num_classes = self.detector.head.num_classes
         threshold = Threshold.from_scores(scores, labels, num_classes=num_classes, **target)
         if threshold.caution:

@@ -35,7 +35,7 @@ class JointEnergy(Detector):
         "NeurIPS",
         2021,
     )
-    needs = Needs(features=False, logits=True, passes=0)
+    needs = Needs(features=False, logits=True, passes=0, many_labels=True)
 
     def __init__(self, combine: Literal["sum", "mean", "max"] = "sum") -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class MultiLabelFDBD(Detector):
 
     name = "multilabel-fdbd"
     paper = FDBD_PAPER
-    needs = Needs(logits=True, passes=1)
+    needs = Needs(logits=True, passes=1, many_labels=True)
     center: Annotated[Tensor, "P"]
     floor: Annotated[Tensor, ""]
     shares: Annotated[Tensor, "C"]

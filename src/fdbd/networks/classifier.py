@@ -392,10 +392,10 @@ def _labels_of_rows(labels: Tensor, grid: Grid | None) -> Tensor:
     """Labels as they belong to the rows of a head: one per sample, or the pixels of its maps."""
     if grid is not None:
         return grid.label_rows(labels)
-    if labels.ndim != 1:
+    if labels.ndim not in (1, 2):
         raise ValueError(
             f"labels have shape {tuple(labels.shape)}, and the model gives one prediction per "
-            "sample, expected class indices (N,)"
+            "sample, expected class indices (N,), or zeros and ones (N, C)"
         )
     return labels
 
@@ -598,11 +598,12 @@ def _as_labels(labels: Any) -> Tensor | None:
     if indices.ndim == 2 and indices.shape[1] == 1:
         indices = indices[:, 0]
     is_whole = not indices.is_floating_point() or not bool((indices != indices.round()).any())
-    if indices.ndim not in (1, 3) or not is_whole:
+    # Several labels per sample are zeros and ones, one column per label.
+    is_multi_hot = indices.ndim == 2 and bool(((indices == 0) | (indices == 1)).all())
+    if not is_multi_hot and (indices.ndim not in (1, 3) or not is_whole):
         raise ValueError(
             f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class"
-            " indices (N,), or maps (N, h, w) for a model of pixels: turn one-hot labels into"
-            " indices with labels.argmax(1), or give a loader of dicts when the model takes"
-            " several inputs; models that give a sample several labels at once are not supported"
+            " indices (N,), zeros and ones (N, C) for a head of many labels, or maps (N, h, w) for"
+            " a model of pixels; give a loader of dicts when the model takes several inputs"
         )
     return indices.long()
