@@ -266,6 +266,7 @@ def _column(markdown: str, column: str) -> list[tuple[str, str, float]]:
     """(label, cell, number) of each row of the tables that have this column; times in seconds."""
     rows = []
     header: list[str] = []
+    first_unit = ""
     for line in markdown.splitlines():
         if not line.startswith("|"):
             header = []
@@ -282,6 +283,13 @@ def _column(markdown: str, column: str) -> list[tuple[str, str, float]]:
             continue
         unit = cells[place][number.end() :].strip().split(" ")[0]
         scale = {"µs": 1e-6, "ms": 1e-3}.get(unit, 1.0)
-        label = ", ".join(cells[: min(place, 2)])
+        # A plot has one scale: that of the first row.
+        unit = "s" if unit in ("µs", "ms", "s") else unit
+        first_unit = first_unit or unit
+        if unit != first_unit:
+            continue
+        label = cells[0]
+        if place > 1 and not cells[1][:1].isdigit():
+            label = f"{cells[0]}, {cells[1]}"
         rows.append((label, cells[place], scale * float(number.group().replace(",", ""))))
     return rows

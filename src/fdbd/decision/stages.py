@@ -402,9 +402,10 @@ def _closed(scores: Tensor, finite: Tensor | None) -> Tensor:
     """The scores (N,), −inf if they, or the numbers that entered the network, are not finite."""
     if finite is not None and finite.shape != scores.shape:
         finite = None
-    is_quick = finite is None and scores.numel() <= _FEW and is_plain(scores)
-    # Nearly always there is nothing to close, which is found out in a fifth of the time.
-    if is_quick and math.isfinite(sum(scores.tolist())):
+    # Nearly always there is nothing to close, which is found out in a fifth of the time. Not in a
+    # graph, in which the number of rows must not decide.
+    can_look = finite is None and is_plain(scores)
+    if can_look and scores.numel() <= _FEW and math.isfinite(sum(scores.tolist())):
         return scores
     # False for NaN, too.
     is_trusted = scores < torch.inf

@@ -193,11 +193,12 @@ class Threshold(nn.Module):
         """(N,) `p_values` and (N,) `is_ood`."""
         runs = self._buffers["runs"]
         assert runs is not None
-        is_few = scores.ndim == 1 and scores.numel() <= _FEW
-        is_quick = is_few and not self.per_class and is_plain(scores, runs)
-        # The sum shows NaN and infinity, which take the long way.
-        if is_quick and math.isfinite(sum(scores.tolist())):
-            return self._decide_in_numpy(scores, runs)
+        # First of all, since the number of rows must not decide in a graph.
+        if not self.per_class and is_plain(scores, runs):
+            is_few = scores.ndim == 1 and scores.numel() <= _FEW
+            # The sum shows NaN and infinity, which take the long way.
+            if is_few and math.isfinite(sum(scores.tolist())):
+                return self._decide_in_numpy(scores, runs)
         return self.p_values(scores, predicted), self.is_ood(scores, predicted)
 
     def _decide_in_numpy(self, scores: Tensor, runs: Tensor) -> tuple[Tensor, Tensor]:

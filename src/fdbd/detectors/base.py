@@ -98,9 +98,11 @@ class Detector(Configured):
     def score(self, batch: Batch) -> Tensor:
         """(N,) scores of a batch; higher is more in-distribution. −inf for a row that cannot be
         trusted. Not to be overridden: a detector's author writes `formula`."""
-        scores = self._score_of_few(batch)
-        if scores is not None:
-            return scores
+        # A graph is for any number of rows, so their number must not decide.
+        if not tracing():
+            scores = self._score_of_few(batch)
+            if scores is not None:
+                return scores
         return self._checked_score(type(self).formula, batch)
 
     def forward(self, batch: Batch) -> Tensor:

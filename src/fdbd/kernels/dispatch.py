@@ -44,9 +44,8 @@ def folded_score(
     is_traced = tracing()
     is_hidden = is_out_of_sight(features)
     # Only numbers that can be looked at can go to numpy.
-    is_small = features.numel() < WORTH_A_KERNEL
-    if is_small and not is_hidden and predicted is None and logits is not None:
-        scores_of_few = FewRows().score(features, logits, folded, divide)
+    if not is_hidden and predicted is None and logits is not None:
+        scores_of_few = _score_of_few(features, logits, folded, divide)
         if scores_of_few is not None:
             return scores_of_few
     # A graph is for any number of rows, so their number must not decide.
@@ -72,6 +71,13 @@ def folded_score(
     if logits is not None and not logits_are_finite:
         scores = torch.where(torch.isfinite(logits).all(dim=1), scores, torch.nan)
     return scores
+
+
+def _score_of_few(features: Tensor, logits: Tensor, folded: Folded, divide: bool) -> Tensor | None:
+    """The scores by numpy, if these are so few rows; else None."""
+    if features.numel() >= WORTH_A_KERNEL:
+        return None
+    return FewRows().score(features, logits, folded, divide)
 
 
 def _check_shapes(
