@@ -10,7 +10,7 @@ endif
 BIN := $(VENV)/$(SCRIPTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test slow faults bounds crashes fuzz elsewhere coverage oldest lint types format docs pages architecture benchmarks workflows release-check clean
+.PHONY: help bench test slow faults bounds load mutations crashes fuzz elsewhere coverage oldest lint types format docs pages architecture benchmarks workflows release-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,6 +42,12 @@ faults: $(VENV)/.dev ## try kills, forged files, full disks, clusters (20 minute
 
 bounds: $(VENV)/.dev ## try what a client can send to the service: time and memory stay bounded (10 minutes)
 	$(BIN)/python benchmarks/serving_faults.py $(BOUNDS)
+
+load: $(VENV)/.dev ## keep the service under mixed load for an hour (LOAD="--minutes 20"), write docs/reliability.md
+	$(BIN)/python benchmarks/serving_load.py $(LOAD)
+
+mutations: $(VENV)/.dev ## take safeguards out of copies of the package: are they missed? write docs/reliability.md
+	$(BIN)/python benchmarks/fault_mutations.py $(MUTATIONS)
 
 crashes: $(VENV)/.dev ## let every call that changes a file fail or end the process (Linux, a C compiler)
 	$(BIN)/python -m pytest -m '' tests/crashes

@@ -7,7 +7,7 @@ them notices is a row that cannot fail. Before that they run on an unchanged cop
 them has to hold.
 
 Run ``python benchmarks/fault_mutations.py`` (about twenty minutes, Linux, a C compiler); it prints
-a table and writes it to docs/reliability.md. ``--only`` tries some, and writes no page.
+a table and writes its rows to docs/reliability.md. ``--only`` tries some.
 """
 
 from __future__ import annotations
@@ -343,8 +343,7 @@ def copy_package(place: Path, edits: Iterable[Edit] = ()) -> Path:
     """A folder for PYTHONPATH with the package, changed by these edits."""
     copy = place / "src"
     shutil.rmtree(copy, ignore_errors=True)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "src" / "fdbd", copy / "fdbd", ignore=ignored)
+    shutil.copytree(place / "whole" / "fdbd", copy / "fdbd")
     for edit in edits:
         path = copy / "fdbd" / edit.file
         text = path.read_text(encoding="utf-8")
@@ -488,12 +487,18 @@ def try_unchanged(mutations: list[Mutation], place: Path, library: Path) -> None
                 raise SystemExit(f"{check.name} fails on the unchanged package: {outcome.words}")
 
 
-def write_page(lines: list[str], noticed: int) -> None:
+def write_page(lines: dict[str, str]) -> None:
+    """Puts these lines, by the names of their mutations, into the table of the page, and leaves
+    those of other mutations."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    told = f"{noticed} of {len(lines)} noticed, on {time.strftime('%Y-%m-%d')}."
+    table, _, after = rest.partition(MARKS[1])
+    known = {line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines()}
+    known.update(lines)
+    rows = [known[mutation.name] for mutation in MUTATIONS if mutation.name in known]
+    noticed = sum("**nothing**" not in row for row in rows)
+    told = f"{noticed} of {len(rows)} noticed, the last of them on {time.strftime('%Y-%m-%d')}."
     title = ["| what the changed package does | noticed by | in these words |", "|---|---|---|"]
-    page = "\n".join([MARKS[0], "", *title, *lines, "", told, "", MARKS[1]])
+    page = "\n".join([MARKS[0], "", *title, *rows, "", told, "", MARKS[1]])
     PAGE.write_text(before + page + after, encoding="utf-8")
 
 
@@ -508,8 +513,8 @@ def main() -> int:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise SystemExit("the crash harness needs a C compiler")
-    lines = []
-    noticed = 0
+    lines: dict[str, str] = {}
+    all_noticed = True
     with tempfile.TemporaryDirectory(prefix="fdbd-mutations-") as name:
         place = Path(name)
         library = place / "interposer.so"
@@ -525,20 +530,21 @@ def main() -> int:
             "-lpthread",
         ]
         subprocess.run(words, check=True)
-        # Made by the package as it is.
+        # The package as it is now, whatever is edited meanwhile.
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "src" / "fdbd", place / "whole" / "fdbd", ignore=ignored)
         run_faults(place, copy_package(place), "of no name", 1)
         if not options.no_baseline:
             try_unchanged(chosen, place, library)
         for mutation in chosen:
             start = time.monotonic()
             is_noticed, line = try_mutation(mutation, place, library)
-            noticed += is_noticed
-            lines.append(line)
+            all_noticed = all_noticed and is_noticed
+            lines[mutation.name] = line
             print(f"{line}  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-    print("\n".join(lines))
-    if not options.only:
-        write_page(lines, noticed)
-    return 0 if noticed == len(chosen) else 1
+    print("\n".join(lines.values()))
+    write_page(lines)
+    return 0 if all_noticed else 1
 
 
 if __name__ == "__main__":

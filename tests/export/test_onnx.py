@@ -444,3 +444,20 @@ def test_metadata_of_other_files_is_an_error_that_says_so(tmp_path):
     onnx.save_model(onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], [])), str(other))
     with pytest.raises(ValueError, match="not exported by fdbd"):
         deploy.metadata(other)
+
+
+@pytest.mark.parametrize("opset", [-1, 0, 6, 10_000, 10**400])
+def test_an_operator_set_that_does_not_exist_is_refused_before_any_work(
+    exported, tmp_path, opset
+) -> None:
+    guard, _ = exported
+    with pytest.raises(ValueError, match=r"expected a version of the ONNX operators, 7 to \d+"):
+        deploy.export(guard, tmp_path / "guard.onnx", Batch(features(3, 5).features), opset=opset)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_operator_set_that_torch_cannot_convert_to_is_not_claimed(exported) -> None:
+    model = onnx.load(str(exported[1]))
+    onnx_export._check_written(model, 18)
+    with pytest.raises(deploy.ExportError, match="opset 18 and cannot convert it to 7"):
+        onnx_export._check_written(model, 7)

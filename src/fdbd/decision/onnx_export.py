@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 OPSET = 18
 """The ONNX operator set of exported graphs, unless another is asked for."""
+_OLDEST_OPSET = 7
 TOLERANCE = 1e-4
 """Largest difference to torch that `export` accepts, absolute or relative to torch's value."""
 OUTPUTS = ("logits", "label", "score", "p_value", "is_ood")
@@ -112,12 +113,14 @@ def export(
     for module in ("onnx", "onnxscript", "onnxruntime"):
         require(module, "onnx")
     _check(guard, example, class_names)
+    _check_opset(opset)
     target = Path(path)
     graph = Graph(guard, example)
     # The draft first, so that a missing folder is an error before the work.
     with beside(target) as draft:
         description = _describe(guard, class_names, opset, graph.by_name)
         model = _trace(graph, opset)
+        _check_written(model, opset)
         note = ""
         if graph.shorter is not None and _has_fixed_length(model):
             # The exporter found that the model computes with the length of the example.
@@ -365,6 +368,27 @@ def _trace(graph: Graph, opset: int) -> Any:
     assert program is not None
     require("onnx_ir.passes.common", "onnx").ClearMetadataAndDocStringPass()(program.model)
     return program.model_proto
+
+
+def _check_opset(opset: int) -> None:
+    """ValueError unless there is such a version of the ONNX operators."""
+    newest = require("onnx", "onnx").defs.onnx_opset_version()
+    if not _OLDEST_OPSET <= opset <= newest:
+        raise ValueError(
+            f"opset is {str(opset)[:40]}, expected a version of the ONNX operators, "
+            f"{_OLDEST_OPSET} to {newest}"
+        )
+
+
+def _check_written(model: Any, opset: int) -> None:
+    """ExportError if torch wrote another version: its converter keeps its own where it fails."""
+    written = {entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")}
+    if written != {opset}:
+        found = ", ".join(map(str, sorted(written)))
+        raise ExportError(
+            f"torch writes this guard with ONNX opset {found} and cannot convert it to {opset}: "
+            f"export it with opset {OPSET}"
+        )
 
 
 def _has_fixed_length(model: Any) -> bool:

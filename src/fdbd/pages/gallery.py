@@ -14,6 +14,7 @@ from fdbd.data.records import is_records, read_records
 from fdbd.util.extras import require
 from fdbd.util.files import write_text
 from fdbd.util.pages import asset, render
+from fdbd.util.terminal import one_line
 
 COLUMNS = {
     "path": "string",
@@ -173,7 +174,7 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
             table = require("pyarrow.parquet", "report").read_table(path)
     except Exception as error:  # pyarrow has no common class for what a damaged file raises
         raise ValueError(
-            f"{str(path)!r} is not a readable file of scores: {' '.join(str(error).split())}"
+            f"{str(path)!r} is not a readable file of scores: {one_line(error)[:200]}"
         ) from None
     for name in COLUMNS:
         if name not in (*table.column_names, *OPTIONAL_COLUMNS):

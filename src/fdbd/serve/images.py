@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -68,6 +69,7 @@ class ImageDecoder:
         self._threads = ThreadPoolExecutor(threads, "fdbd-decode")
         self._for_large = ThreadPoolExecutor(1, "fdbd-decode-large")
         self._began: dict[int, float] = {}
+        self._ended = -math.inf
         self._lock = threading.Lock()
 
     @property
@@ -76,6 +78,15 @@ class ImageDecoder:
         with self._lock:
             oldest = min(self._began.values(), default=None)
         return 0.0 if oldest is None else time.monotonic() - oldest
+
+    @property
+    def stuck_for(self) -> float:
+        """Seconds for which no decoding has ended though one is running. A single large image that
+        takes long while others end says nothing against the process."""
+        with self._lock:
+            oldest = min(self._began.values(), default=None)
+            last_end = self._ended
+        return 0.0 if oldest is None else time.monotonic() - max(oldest, last_end)
 
     async def decode(
         self, content: bytes, preprocess: Preprocess, row_shape: tuple[int, ...], asked: Asked
@@ -120,6 +131,7 @@ class ImageDecoder:
         finally:
             with self._lock:
                 del self._began[thread]
+                self._ended = time.monotonic()
 
     def _decode_if_small(
         self, content: bytes, preprocess: Preprocess, row_shape: tuple[int, ...]

@@ -20,6 +20,8 @@ from fdbd.serve.settings import Settings
 _LAST_UPLOADS_SECONDS = 2.0
 """How long bodies may still arrive once the service is told to end."""
 _LOOK_AFTER_SECONDS = 0.5
+_LONGEST_IMAGE = 10
+"""Times the timeout: an image is bounded in its pixels, so that its decoding ends, if late."""
 
 
 class ServingProcess:
@@ -105,11 +107,14 @@ class ServingProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is worth keeping: false once a model or a decoder has been at one
-        piece of work for twice the time that a request may take."""
-        longest = self.decoder.longest_running
+        """Whether the process is worth keeping: false once a model has been at one batch, or no
+        image could be decoded, for twice the time that a request may take; or a single image for
+        far longer."""
+        longest = self.decoder.stuck_for
         for guard in self.guards.loaded():
             longest = max(longest, guard.batcher.running_for)
+        if self.decoder.longest_running > _LONGEST_IMAGE * self.settings.timeout:
+            return False
         return longest < 2 * self.settings.timeout
 
     async def _look_after(self) -> None:
