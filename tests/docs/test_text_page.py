@@ -1,5 +1,5 @@
-"""The code of docs/heads.md on texts, prompts and labels, and the commands of the tutorial text.md, run word
-for word on a small model."""
+"""The code of docs/heads.md on texts, prompts and labels, and the commands of the tutorial text.md,
+run word for word on a small model."""
 
 from __future__ import annotations
 

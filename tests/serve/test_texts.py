@@ -209,10 +209,10 @@ def test_a_text_is_explained_by_its_nearest_boundaries(opened: OpenedGuard) -> N
 def test_texts_that_do_not_fit_into_the_memory_are_refused(opened: OpenedGuard) -> None:
     app = app_of(TorchBackend(opened), Settings(max_text=60_000))
     with client_of(app) as client:
-        app.budget.total = 1_000_000
+        app.process.budget.total = 1_000_000
         answer = client.post("/decide", json={"text": "a " * 20_000})
         assert answer.status_code == 503
-        assert app.budget.used == 0
+        assert app.process.budget.used == 0
         assert client.post("/decide", json={"text": "play"}).status_code == 200
 
 
