@@ -74,6 +74,7 @@ STOPPING = (
 
 app = typer.Typer(
     name="fdbd",
+    cls=options.Program,
     help="Out-of-distribution detection for any classifier with a linear head.",
     add_completion=True,
     pretty_exceptions_enable=False,

@@ -42,6 +42,13 @@ def test_help_cuts_off_no_option_in_80_columns(command: str, capsys, monkeypatch
     assert [name for name in options if name not in out.split()] == []
 
 
+@pytest.mark.parametrize("command", [None, *(command.__name__ for command in cli.COMMANDS)])
+def test_help_shows_no_type_for_an_option_without_a_value(command: str | None, capsys) -> None:
+    given = [] if command is None else [command]
+    _, out, _ = run(capsys, *given, "--help")
+    assert "<bool>" not in out
+
+
 def test_the_version_is_the_packages(capsys) -> None:
     import fdbd
 
@@ -217,7 +224,7 @@ def test_the_module_is_the_program() -> None:
     assert (done.returncode, done.stdout) == (0, f"{fdbd.__version__}\n")
 
 
-def test_without_arguments_a_newcomer_sees_three_commands(capsys) -> None:
+def test_without_arguments_a_newcomer_sees_where_to_begin(capsys) -> None:
     code, out, _ = run(capsys)
     assert code == 0
     assert all(f"fdbd {command}" in out for command in ("bench", "fit", "score"))

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from fdbd.util.terminal import printable
 
@@ -25,6 +25,18 @@ class Command(TyperCommand):
         if option is not None:
             option.metavar = ""
         return option
+
+
+class Program(TyperGroup):
+    """The program, whose help shows no type for options that take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options of the program itself."""
+        params: list[Any] = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
 
 
 def opt(default: Any, text: str, *names: str, **limits: Any) -> Any:
