@@ -111,9 +111,10 @@ def write_decisions(folder: Path) -> Path:
         decision = guard(named.preprocess(named.preprocess.fit(decode(path))[None]))
         label = named.class_names[int(decision.labels[0])]
         is_ood = bool(decision.is_ood[0])
-        verdict = "not for this model" if is_ood else html.escape(label)
+        verdict = "unknown" if is_ood else html.escape(label)
         kind = "out" if is_ood else "in"
-        model = f"model: {html.escape(label)} · p = {float(decision.p_values[0]):.3f}"
+        p_value = float(decision.p_values[0])
+        model = f"model: {html.escape(label)}<br>p = {p_value:.3f}"
         cards.append(
             f'<figure><img src="{path.as_uri()}" alt=""><figcaption><b class="{kind}">{verdict}</b>'
             f"<br>{model}</figcaption></figure>"
@@ -212,7 +213,7 @@ def for_documentation(browser: Any, folder: Path, out: Path) -> None:
     photograph(browser, write_report(folder).as_uri(), out / "report.png")
     photograph(browser, write_gallery(folder, guard).as_uri(), out / "gallery.png")
     photograph(
-        browser, write_decisions(folder).as_uri(), out / "decisions.png", width=1200, height=210
+        browser, write_decisions(folder).as_uri(), out / "decisions.png", width=1200, height=240
     )
     with demo(folder) as address:
         photograph(browser, address, out / "demo.png")
