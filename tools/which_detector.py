@@ -46,8 +46,9 @@ ADVICE = (
         "A convolutional network on small images, and no time to compare",
         ("fdbd",),
         "cifar10",
-        within=1.0,
-        remark="no labels, no option to set",
+        within=1.5,
+        remark="no labels, no option to set; `mds++`, which takes labels, is ahead on the one "
+        "network where it was measured",
     ),
     Advice(
         "A convolutional network with ImageNet's thousand classes",
@@ -68,7 +69,7 @@ ADVICE = (
         "OOD is far (textures, digits, another modality)",
         ("fdbd", "knn"),
         "cifar10",
-        within=1.0,
+        within=2.0,
         column="far AUROC ↑",
         remark="measured on small images alone",
     ),
