@@ -97,6 +97,9 @@ class Rule:
         aurocs = np.array([tables.kinds[kind][places] for kind in self.kinds])
         # A kind that is not there for all of the pool says nothing on this network.
         aurocs = aurocs[~np.isnan(aurocs).any(axis=1)]
+        if len(aurocs) == 0:
+            # Without any kind all weights are equal.
+            aurocs = np.zeros((1, len(places)))
         points = 100 * _averaged(aurocs, self.average)
         raw = np.exp(self.beta * (points - points.max()))
         shares = raw / raw.sum()
