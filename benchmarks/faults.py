@@ -56,6 +56,14 @@ class Broken(Exception):
     """A promise that did not hold."""
 
 
+class TooLate(Exception):
+    """The command was over before the fault happened to it, so the try says nothing."""
+
+
+TRIES_TOO_LATE = 5
+"""How often a try that came too late is repeated before it counts as a failure."""
+
+
 class Fault(NamedTuple):
     name: str
     trial: Callable[[Path, random.Random], str | None]
@@ -267,14 +275,14 @@ def check_scores(place: Path, *names: str, out: str = "scores.parquet") -> None:
     aside(place, check)
 
 
-def wait_for_parts(place: Path, child: Child, count: int) -> bool:
-    """Waits until that many parts of the output exist; False if the command ended earlier."""
+def wait_for_parts(place: Path, child: Child, count: int) -> None:
+    """Waits until that many parts of the output exist; TooLate if the command ended earlier."""
     while child.is_alive():
         if len(list(place.glob("scores.parquet.parts/part-*.parquet"))) >= count:
-            return True
+            return
         expect(time.monotonic() - child.start < HANG_SECONDS, "it makes no parts")
         time.sleep(0.001)
-    return False
+    raise TooLate(f"it ended before {count} parts were there: {child.text()[-200:]}")
 
 
 BASE = Path()
@@ -288,7 +296,7 @@ def kill_scoring(place: Path, chance: random.Random) -> None:
     copy_base(BASE, place)
     for count in sorted(chance.sample(range(ROWS // 200), chance.randrange(1, 4))):
         child = start_command(place, *SCORE)
-        expect(wait_for_parts(place, child, count), f"it ended before {count} parts were there")
+        wait_for_parts(place, child, count)
         child.kill()
     run = command(place, *SCORE)
     expect(run.code == 0, f"the second run: {run.text[-300:]}")
@@ -304,7 +312,7 @@ def kill_images(place: Path, chance: random.Random) -> None:
     copy_base(BASE, place, "photos", "images.safetensors")
     words = ("score", "images.safetensors", "photos", "--out", "scores.parquet", "--workers", 2)
     child = start_command(place, *words)
-    expect(wait_for_parts(place, child, chance.randrange(1, 6)), "it was over before")
+    wait_for_parts(place, child, chance.randrange(1, 6))
     os.kill(child.pid, signal.SIGKILL)  # alone: its decoders are to notice
     child.wait()
     deadline = time.monotonic() + 20
@@ -426,14 +434,10 @@ def interrupt(place: Path, chance: random.Random) -> str:
     )
     twice = chance.random() < 0.5
     with open(place / "log", "wb") as log:
-        words, environment = (
-            [sys.executable, "-c", code, *SCORE],
-            {**os.environ, "PYTHONPATH": here},
-        )
+        words = [sys.executable, "-c", code, *SCORE]
+        environment = {**os.environ, "PYTHONPATH": here}
         process = subprocess.Popen(words, cwd=place, env=environment, stdout=log, stderr=log)
-        while process.poll() is None and not list(
-            place.glob("scores.parquet.parts/part-*.parquet")
-        ):
+        while process.poll() is None and parts_of(place) == 0:
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 0.2))
         before = parts_of(place)
@@ -448,11 +452,12 @@ def interrupt(place: Path, chance: random.Random) -> str:
             process.kill()
             process.wait()
             raise Broken("it does not stop") from None
-    seconds, text = time.monotonic() - start, (place / "log").read_text()
-    expect(not (place / "scores.parquet").exists(), "it was over before")
-    ends = (
-        (130, -signal.SIGINT) if twice else (130,)
-    )  # the second ends it at once, and leaves no core behind
+    seconds = time.monotonic() - start
+    text = (place / "log").read_text()
+    if (place / "scores.parquet").exists():
+        raise TooLate("it was over before the signal came")
+    # The second signal ends it at once, and leaves no core behind.
+    ends = (130, -signal.SIGINT) if twice else (130,)
     expect(process.returncode in ends, f"exit code {process.returncode}: {text[-300:]}")
     expect("stopping" in text, f"no word about it: {text[-300:]}")
     expect("Traceback" not in text, f"a traceback: {text[-300:]}")
@@ -488,7 +493,7 @@ def two_runs(place: Path, chance: random.Random) -> None:
 def swap_input(place: Path, chance: random.Random) -> str:
     copy_base(BASE, place, "guard.safetensors", "today.parquet", "other.parquet")
     child = start_command(place, *SCORE)
-    expect(wait_for_parts(place, child, chance.randrange(1, ROWS // 250)), "it was over before")
+    wait_for_parts(place, child, chance.randrange(1, ROWS // 250))
     os.replace(place / "other.parquet", place / "today.parquet")
     run = child.wait()
     expect("Traceback" not in run.text, run.text[-300:])
@@ -523,7 +528,7 @@ def swap_images(place: Path, chance: random.Random) -> None:
     words = ("score", "images.safetensors", "photos", "--workers", 1, "--out")
     expect(command(place, *words, "before.parquet").code == 0, "it cannot score them undisturbed")
     child = start_command(place, *words, "scores.parquet")
-    expect(wait_for_parts(place, child, chance.randrange(1, 4)), "it was over before")
+    wait_for_parts(place, child, chance.randrange(1, 4))
     for path, other in zip(paths, others):
         os.replace(other, path)
     run = child.wait()
@@ -546,7 +551,7 @@ def swap_images(place: Path, chance: random.Random) -> None:
 def swap_between(place: Path, chance: random.Random) -> str:
     copy_base(BASE, place, "guard.safetensors", "today.parquet", "other.parquet")
     child = start_command(place, *SCORE)
-    expect(wait_for_parts(place, child, chance.randrange(1, ROWS // 250)), "it was over before")
+    wait_for_parts(place, child, chance.randrange(1, ROWS // 250))
     child.kill()
     os.replace(place / "other.parquet", place / "today.parquet")
     run = command(place, *SCORE)
@@ -1067,25 +1072,40 @@ def try_fault(each: Fault, tries: int, folder: Path) -> tuple[str, bool]:
     failures: list[str] = []
     answers: dict[str, int] = {}
     for number in range(tries):
-        place = folder / f"{each.trial.__name__}-{number}"
-        place.mkdir()
         try:
-            if (answer := each.trial(place, random.Random(number))) is not None:
-                answers[answer] = answers.get(answer, 0) + 1
-        except Broken as broken:
+            answer = try_once(each, folder, number)
+        except (Broken, TooLate) as broken:
             failures.append(" ".join(str(broken).split()))
         except Exception as error:
             failures.append(f"{type(error).__name__}: {error}")
-        subprocess.run(["rm", "-rf", str(place)], check=False)
+        else:
+            if answer is not None:
+                answers[answer] = answers.get(answer, 0) + 1
     if failures:
-        return (
-            f"**{len(failures)} of {tries} failed**: {failures[0][:300].replace('|', '/')}",
-            False,
-        )
-    if all(answer.startswith("stopped within") for answer in answers) and answers:
+        first = failures[0][:300].replace("|", "/")
+        return f"**{len(failures)} of {tries} failed**: {first}", False
+    if answers and all(answer.startswith("stopped within") for answer in answers):
         return f"held; {max(answers)}", True
+    if not answers:
+        return "held", True
     told = ", ".join(f"{count} {answer}" for answer, count in sorted(answers.items()))
-    return f"held{': ' + told if told else ''}", True
+    return f"held: {told}", True
+
+
+def try_once(each: Fault, folder: Path, number: int) -> str | None:
+    """One try, in a folder of its own; repeated a few times if the fault came too late."""
+    attempt = 0
+    while True:
+        place = folder / f"{each.trial.__name__}-{number}-{attempt}"
+        place.mkdir()
+        try:
+            return each.trial(place, random.Random(number + 1000 * attempt))
+        except TooLate:
+            attempt += 1
+            if attempt == TRIES_TOO_LATE:
+                raise
+        finally:
+            subprocess.run(["rm", "-rf", str(place)], check=False)
 
 
 def main(arguments: list[str] | None = None) -> int:

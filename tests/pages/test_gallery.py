@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -218,7 +219,12 @@ def test_a_person_reviews_with_the_keyboard_and_the_marks_are_kept(
     saved = Path(download.value.path()).read_text(encoding="utf-8")
     assert json.loads(saved) == {"version": 1, "reviews": expected}
     assert page.locator("#reviewed").text_content().startswith("3 reviewed: 1 in distribution")
+    # The browser keeps what a page stores a moment later, in another process.
+    deadline = time.monotonic() + 20
     page.reload()
+    while page.locator("#list li[data-review]").count() == 0 and time.monotonic() < deadline:
+        page.wait_for_timeout(200)
+        page.reload()
     assert page.locator("#list li[data-review]").count() == 3
     page.select_option("#verdict", "unreviewed")
     assert found.names() == ["a/one.png"]
