@@ -166,7 +166,8 @@ class OpenedSets:
     ood: Mapping[str, Images]
     ood_validation: Images | None = None
     shifted: Mapping[str, Images] = field(default_factory=dict)
-    is_whole: bool = True  #: whether every set of the config is there
+    is_whole: bool = True
+    """Whether every set of the config is there."""
 
     def with_classes(self, head: Head, named: NamedModel) -> OpenedSets:
         """The same with labels of ID sets as class indices of the model."""

@@ -45,7 +45,8 @@ FORMAT = 1
 _SHOWN = ("model", "dataset", "dtype", "rows", "created")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 Arrays = dict[str, NDArray[Any]]
-Progress = Callable[[int, int], None]  # called with the images done so far, and in all
+Progress = Callable[[int, int], None]
+"""Called with the images done so far, and in all."""
 Say = Callable[[str], None]
 
 
@@ -82,12 +83,12 @@ class CachedFeatures(FeatureSet):
     """Features of one dataset under one model, over a memory map: writing to them changes memory
     only."""
 
-    #: (N,) positions of the samples in the dataset: all but the failures
     positions: Tensor
-    #: images that could not be decoded; they are counted and left out
+    """(N,) positions of the samples in the dataset: all but the failures."""
     failures: tuple[Failure, ...]
-    #: images that went through the network in this call; 0: all came from the cache
+    """Images that could not be decoded; they are counted and left out."""
     num_computed: int
+    """Images that went through the network in this call; 0: all came from the cache."""
 
 
 class FeatureCache:

@@ -24,9 +24,12 @@ from fdbd.util.terminal import one_line
 Spec = str | Mapping[str, Any]
 """A name such as "react+fdbd" or "package.module:Class", or a table with `name`, options and
 perhaps a `title`."""
-EXAMPLE = Path(__file__).with_name("example.toml")  # the file that `fdbd bench --init` copies
-PROTOCOLS = Path(__file__).with_name("protocols")  # configs that are part of the package
-SEED = "{seed}"  # stands in the path of a checkpoint for the number of a run
+EXAMPLE = Path(__file__).with_name("example.toml")
+"""The file that `fdbd bench --init` copies."""
+PROTOCOLS = Path(__file__).with_name("protocols")
+"""Configs that are part of the package."""
+SEED = "{seed}"
+"""Stands in the path of a checkpoint for the number of a run."""
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,13 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 LEVELS = 8
-FEWEST = 5  # samples that a group takes before its mean and spread say anything
+FEWEST = 5
+"""Samples that a group takes before its mean and spread say anything."""
 BINS = 40
-NEAREST = 9  # boundaries shown for a sample
-HUGE = 1e100  # deviations and distances beyond this count as not finite: their squares would not be
+NEAREST = 9
+"""Boundaries shown for a sample."""
+HUGE = 1e100
+"""Deviations and distances beyond this count as not finite: their squares would not be."""
 ID_SAMPLES = {"odd": 0.02, "typical": 0.5, "clear": 0.98}
 OOD_SAMPLES = {"clear": 0.05, "typical": 0.5, "look-alike": 0.95}
 """Which samples are shown, by the quantile of their score."""
@@ -50,8 +53,10 @@ class Standing(NamedTuple):
 
     samples: FeatureSet
     rows: NDArray[np.int64]
-    deviation: Floats  #: ‖z − μ‖, not below the smallest denominator of fDBD
-    distance: Floats  #: avgDistDB, the average distance to the boundaries of the predicted class
+    deviation: Floats
+    """‖z − μ‖, not below the smallest denominator of fDBD."""
+    distance: Floats
+    """avgDistDB, the average distance to the boundaries of the predicted class."""
 
     @property
     def scores(self) -> Floats:

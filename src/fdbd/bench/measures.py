@@ -26,9 +26,12 @@ class Measure(NamedTuple):
     title: str
     smaller_is_better: bool = False
     explanation: str = ""
-    needs_labels: bool = False  #: whether the predictions of ID samples are right
-    needs_shifted: bool = False  #: scores of covariate-shifted ID sets
-    of_id_alone: bool = False  #: no OOD set plays a part
+    needs_labels: bool = False
+    """It takes labels of the ID samples, which say whether predictions are right."""
+    needs_shifted: bool = False
+    """It takes scores of covariate-shifted ID sets."""
+    of_id_alone: bool = False
+    """No OOD set plays a part."""
 
 
 MEASURES = {

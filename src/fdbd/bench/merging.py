@@ -142,8 +142,10 @@ class DetectorComparison(NamedTuple):
     detector: str
     first: Estimate
     second: Estimate
-    comparison: Comparison  #: of the second with the first: positive if the second is better
-    paired: bool  #: whether both scored the same samples, so that the errors that they share cancel
+    comparison: Comparison
+    """Of the second with the first: positive if the second is better."""
+    paired: bool
+    """Whether both scored the same samples, so that the errors that they share cancel."""
 
 
 def compare_results(

@@ -17,15 +17,19 @@ from fdbd.util.files import data_roots
 PREFIX = "openood:"
 LISTS = "benchmark_imglist"
 IMAGE_FOLDERS = ("images_classic", "images_largescale")
-DEFAULT_NETWORK = "resnet50"  # of the protocol that has several
+DEFAULT_NETWORK = "resnet50"
+"""That of the protocol that has several networks."""
 
 
 class Missing(NamedTuple):
     """A file that a protocol needs and that is not there."""
 
-    file: str  #: as OpenOOD calls it
-    folder: str  #: where it belongs, below a folder that FDBD_DATA names
-    source: str  #: where to get it
+    file: str
+    """As OpenOOD calls it."""
+    folder: str
+    """Where it belongs, below a folder that FDBD_DATA names."""
+    source: str
+    """Where to get it."""
 
     def __str__(self) -> str:
         return f"{self.file} in {self.folder} below FDBD_DATA; from {self.source}"

@@ -45,7 +45,8 @@ BINS = 48
 # A bin of ID ranks is 2.5 % wide, so that the threshold of FPR95 stands at the end of one.
 RANK_BINS = 40
 ROC_POINTS = 80
-ROC_SCALE = 1000  # rates of curves are whole numbers of this: finer than a pixel
+ROC_SCALE = 1000
+"""Rates of curves are whole numbers of this: finer than a pixel."""
 RISK_POINTS = 60
 
 

@@ -22,7 +22,8 @@ from fdbd.util.version import __version__
 
 Positive = Literal["id", "ood"]
 
-ALL = "average"  # the group of all OOD sets
+ALL = "average"
+"""The group of all OOD sets."""
 
 # Metrics that an Evaluation holds, by their names in tables.
 _EVALUATED: dict[str, Metric] = {

@@ -448,7 +448,8 @@ class _FullStatistics:
         # Of subclasses it is not known that the moments are all they hold: hence `type`.
         kind = type(summed)
         if kind is Count:
-            return summed  # it is only asked whether there are samples
+            # It is only asked whether there are samples.
+            return summed
         if kind is Mean:
             mean = Mean(len(full.mean()))
             mean.count = full.count

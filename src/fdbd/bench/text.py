@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 Rows = Iterable[Sequence[str]]
 
-SHOWN = ("auroc", "fpr95")  # metrics of a table, if none are named
+SHOWN = ("auroc", "fpr95")
+"""Metrics of a table, if none are named."""
 TIED = "~"
 BANK = "†"
 TUNED = "‡"
 WARNED = "!"
-OURS = "fdbd"  # the detector whose place is told even when it is not the best
+OURS = "fdbd"
+"""The detector whose place is told even when it is not the best."""
 
 # OOD sets and detectors per LaTeX table: what fits the text of a page of LaTeX's article class.
 LATEX_SETS = 3
@@ -41,7 +43,8 @@ class Column(NamedTuple):
 
     about: str
     heading: str
-    cells: list[tuple[str, str]]  #: text and "best", "tied" or ""
+    cells: list[tuple[str, str]]
+    """Text and "best", "tied" or ""."""
 
     @property
     def title(self) -> str:

@@ -15,8 +15,10 @@ from fdbd.detectors import Detector
 from fdbd.networks.classifier import Classifier
 from fdbd.util.devices import device_of
 
-BATCH_SIZES = (1, 256)  # at which scores are timed
-TRIED_BATCH_SIZES = (8, 32, 128)  # for the passes of a network over a dataset
+BATCH_SIZES = (1, 256)
+"""Batch sizes at which scores are timed."""
+TRIED_BATCH_SIZES = (8, 32, 128)
+"""Batch sizes that are tried for the passes of a network over a dataset."""
 MOST_CALLS = 2000
 # Different batches of samples are scored in turn, one every so many rows, up to so many rows.
 ROWS_BETWEEN = 256

@@ -123,8 +123,10 @@ class Member(NamedTuple):
     """What was found of one detector of the pool."""
 
     name: str
-    weight: float  #: its share of all weights, before any was left out
-    share: float  #: its share among those that were kept; 0: left out
+    weight: float
+    """Its share of all weights, before any was left out."""
+    share: float
+    """Its share among those that were kept; 0: left out."""
     cost: Cost
     aurocs: dict[str, tuple[float, float, float]]
     """AUROC by kind, held-out samples against pseudo-OOD samples, with its 95 % interval."""
@@ -162,8 +164,10 @@ class Choice:
 
     members: tuple[Member, ...]
     num_held_out: int
-    per_kind: dict[str, int] = field(default_factory=dict)  #: pseudo-OOD samples by kind
-    notes: tuple[str, ...] = ()  #: what to know before it is trusted, a sentence each
+    per_kind: dict[str, int] = field(default_factory=dict)
+    """Pseudo-OOD samples by kind."""
+    notes: tuple[str, ...] = ()
+    """What to know before it is trusted, a sentence each."""
 
     @property
     def kept(self) -> tuple[Member, ...]:

@@ -52,9 +52,12 @@ POOL = (
 class Cost(NamedTuple):
     """What a detector costs, beside the network."""
 
-    microseconds: float  #: per sample, in batches of 32, on the machine where it was measured
-    megabytes: float  #: of what it keeps, without the head, which all members share
-    has_bank: bool  #: whether it keeps training samples
+    microseconds: float
+    """Per sample, in batches of 32, on the machine where it was measured."""
+    megabytes: float
+    """Of what it keeps, without the head, which all members share."""
+    has_bank: bool
+    """Whether it keeps training samples."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,11 @@ class Budget:
     Budget(microseconds=200.0, megabytes=10.0, bank=False)
     """
 
-    microseconds: float | None = None  #: per sample in batches of 32
+    microseconds: float | None = None
+    """Per sample in batches of 32."""
     megabytes: float | None = None
-    bank: bool = True  #: whether training samples may be kept
+    bank: bool = True
+    """Whether training samples may be kept."""
 
     def __post_init__(self) -> None:
         for name in ("microseconds", "megabytes"):

@@ -15,15 +15,18 @@ from fdbd.data.pseudo_ood import GRID, make_kinds, value_range
 from fdbd.decision.choice import FEWEST, Auto
 from fdbd.fitting.spool import MOST_ROWS, Spool
 
-KIND_BATCH = 64  # pseudo-OOD samples that the network sees at once
+KIND_BATCH = 64
+"""Pseudo-OOD samples that the network sees at once."""
 
 
 class Seen(NamedTuple):
     """What the network said of one batch of held-out data."""
 
     batch: Batch
-    inputs: Any  #: what the network was given: a tensor, a dict of tensors, or None for features
-    hashes: Tensor  #: (N,) of the samples
+    inputs: Any
+    """What the network was given: a tensor, a dict of tensors, or None for features."""
+    hashes: Tensor
+    """(N,) of the samples."""
 
 
 class HeldOut:
@@ -39,7 +42,8 @@ class HeldOut:
         self.share = share
         self.count = 0
         self._generator = torch.Generator().manual_seed(seed)
-        self._rows: list[int] = []  # of the candidates, in no order
+        # Of the candidates, in no order.
+        self._rows: list[int] = []
         self._inputs: list[Any] = []
 
     def add(self, inputs: Any, size: int) -> None:
@@ -97,11 +101,11 @@ class SetAside:
                 sizes.append(min(MOST_ROWS, count - start))
                 self._hashes.append(hashes[part])
         rows, inputs = held.finish()
-        #: what the model was given for the part that is held out; None for features
         self.inputs = inputs
+        """What the model was given for the part that is held out; None for features."""
         is_held = torch.zeros(held.count, dtype=torch.bool)
         is_held[rows] = True
-        #: for each batch of the spool, which of its rows are held out
+        # For each batch of the spool, which of its rows are held out.
         self._masks = is_held.split(sizes)
         self.features = self._held_in_order(rows, is_held)
 

@@ -286,7 +286,8 @@ def _assemble(
     try:
         saved = _read_parts(description, tensors)
         _try(saved)
-    except Exception as error:  # a forged file can make any of this raise nearly anything
+    except Exception as error:
+        # A forged file can make any of this raise nearly anything.
         reason = (" ".join(str(error).split()) or type(error).__name__)[:500]
         raise artifact.ArtifactError(
             f"{_shown(path)} does not hold a working guard: {reason}"
@@ -415,7 +416,8 @@ def _try(saved: _Saved) -> None:
     batch = detector.example()
     try:
         scores = detector.score(batch)
-    except NotFittedError:  # an ensemble that is not calibrated yet
+    except NotFittedError:
+        # An ensemble that is not calibrated yet.
         return
     labels = detector.head(batch.features).argmax(dim=1)
     answers = [scores, labels]

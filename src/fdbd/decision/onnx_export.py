@@ -57,7 +57,8 @@ MAP_OUTPUTS = (
 """Names of the outputs of a graph of maps, in order: those of `fdbd.decision.maps.MapDecision`."""
 Run = Callable[[dict[str, NDArray[Any]]], Sequence[NDArray[Any]]]
 """From arrays by the names of a graph's inputs to those of OUTPUTS, in order."""
-_LARGEST_FILE = 2_000_000_000  # protobuf's limit of 2 GiB, less the graph itself
+_LARGEST_FILE = 2_000_000_000
+"""Protobuf's limit of 2 GiB, less the graph itself."""
 
 
 class ExportError(RuntimeError):
@@ -191,7 +192,8 @@ def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
         for entry in onnx.load_model(name, load_external_data=False).metadata_props:
             if entry.key.startswith("fdbd."):
                 found[entry.key.removeprefix("fdbd.")] = json.loads(entry.value)
-    except Exception as error:  # protobuf has no common class for what a damaged file raises
+    except Exception as error:
+        # protobuf has no common class for what a damaged file raises.
         raise ValueError(f"{name!r} is not an ONNX file: {error}") from None
     if "version" not in found:
         raise ValueError(f"{name!r} is an ONNX file, but was not exported by fdbd")
@@ -255,7 +257,8 @@ class Graph(nn.Module):
         try:
             with torch.no_grad():
                 self(*shorter)
-        except Exception:  # a model of one length may raise anything
+        except Exception:
+            # A model of one length may raise anything.
             return None
         return shorter
 

@@ -69,11 +69,15 @@ class Stressed(NamedTuple):
     """What a guard made of one change of the images."""
 
     name: str
-    severity: int | None  #: from 1 to 5; None: a kind of pseudo-OOD images, which has none
+    severity: int | None
+    """From 1 to 5; None: a kind of pseudo-OOD images, which has none."""
     flagged: Share
-    changed: float  #: share of the images whose predicted class is not that of the clean image
-    missed: float  #: share whose predicted class changed and that were not flagged
-    picture: Pixels  #: the first image, (side, side, 3)
+    changed: float
+    """Share of the images whose predicted class is not that of the clean image."""
+    missed: float
+    """Share whose predicted class changed and that were not flagged."""
+    picture: Pixels
+    """The first image, (side, side, 3)."""
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers by name, without the picture."""
@@ -93,13 +97,15 @@ class StressCard:
     guard_id: str
     detector: str
     data: str
-    expected: float  #: share of in-distribution images that the threshold is to reject
+    expected: float
+    """Share of in-distribution images that the threshold is to reject."""
     guarantee: str
     clean: Share
     clean_picture: Pixels
     kinds: tuple[Stressed, ...]
     corruptions: tuple[Stressed, ...]
-    errors: tuple[str, ...] = ()  #: images that could not be read, a sentence each
+    errors: tuple[str, ...] = ()
+    """Images that could not be read, a sentence each."""
 
     @property
     def weakest(self) -> Stressed:

@@ -67,14 +67,18 @@ class Threshold(nn.Module):
     tensor([ True, False,  True,  True])
     """
 
-    calibration: Tensor  #: (n,) class after class, ascending within each
+    calibration: Tensor
+    """(n,) class after class, ascending within each."""
     offsets: Tensor
     """(C + 1,) where the scores of each class start and end; (2,) when there is one threshold for
     all."""
     value: Tensor
-    runs: Tensor  #: the calibration scores, then all of them sorted together if a class has none
-    starts: Tensor  #: (C,) where each class's scores start in `runs`
-    sizes: Tensor  #: (C,) how many these are
+    runs: Tensor
+    """The calibration scores, then all of them sorted together if a class has none."""
+    starts: Tensor
+    """(C,) where each class's scores start in `runs`."""
+    sizes: Tensor
+    """(C,) how many these are."""
 
     def __init__(
         self, kind: Kind, target: float, calibration: Tensor, offsets: Tensor, per_class: bool

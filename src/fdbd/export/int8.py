@@ -45,11 +45,14 @@ class Shift(NamedTuple):
     """
 
     samples: int
-    accepted: float  #: share that the guard accepts
-    #: share that the quantised graph would accept with the guard's own threshold
+    accepted: float
+    """Share that the guard accepts."""
     accepted_before: float
-    accepted_after: float  #: share that the written graph accepts, with its new threshold
-    disagree: float  #: share on which label or decision of the written graph are not the guard's
+    """Share that the quantised graph would accept with the guard's own threshold."""
+    accepted_after: float
+    """Share that the written graph accepts, with its new threshold."""
+    disagree: float
+    """Share on which label or decision of the written graph are not the guard's."""
 
     def __str__(self) -> str:
         return (

@@ -23,7 +23,8 @@ from fdbd.core.batch import Batch, Head
 from fdbd.decision.threshold import Target, Threshold
 from fdbd.detectors import Detector, Ensemble, as_detector
 
-_CHUNK = 1 << 22  # numbers made dense at once: 32 MB
+_CHUNK = 1 << 22
+"""Numbers made dense at once: 32 MB."""
 _TABLE: dict[str, Any] = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}
 
 

@@ -17,7 +17,8 @@ from fdbd.jobs.fitting import Loader, preparation_for
 from fdbd.jobs.scoring import Engine
 from fdbd.networks.by_name import NamedModel
 
-HELD_OUT = 0.2  # share of the training data that is held out if no other data are given
+HELD_OUT = 0.2
+"""Share of the training data that is held out if no other data are given."""
 SAME_DATA = (
     "held-out samples are a part of DATA: if the network was trained on DATA, its features of them "
     "are too good, and detectors are weighed less well; give --held-out DATA that it never saw"

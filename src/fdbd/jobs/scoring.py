@@ -56,8 +56,10 @@ class Engine:
     name: str = "local"
     """"local": in this process; "ray": in the workers of a cluster, each of whose nodes reads data
     by the same path."""
-    address: str | None = None  #: of the cluster, as for `fdbd.jobs.ray.connect`
-    device: str | None = "auto"  #: as torch names it; on Ray, "cuda" gives each worker a GPU
+    address: str | None = None
+    """Address of the cluster, as for `fdbd.jobs.ray.connect`."""
+    device: str | None = "auto"
+    """As torch names it; on Ray, "cuda" gives each worker a GPU."""
     batch_size: int = 128
     workers: int | None = None
     """Processes that decode images, or on Ray tasks that run the model at once; None: as many as
@@ -105,12 +107,17 @@ def engine_for_maps(engine: Engine) -> Engine:
 class Summary(NamedTuple):
     """What a run did."""
 
-    rows: int  #: of the output
+    rows: int
+    """Rows of the output."""
     ood: int
-    unreadable: int  #: rows with an `error`; they count as OOD too
-    computed: int  #: rows that this run scored; the others were finished before
-    seconds: float  #: of scoring, without the time to load the model
-    skipped: dict[str, int]  #: entries of a folder that were skipped, by reason
+    unreadable: int
+    """Rows with an `error`; they count as OOD too."""
+    computed: int
+    """Rows that this run scored; the others were finished before."""
+    seconds: float
+    """Seconds of scoring, without the time to load the model."""
+    skipped: dict[str, int]
+    """Entries of a folder that were skipped, by reason."""
     discoveries: int | None = None
     """Rows that are OOD at the false discovery rate, if one was asked for."""
 

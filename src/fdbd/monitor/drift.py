@@ -90,7 +90,8 @@ class DriftTest:
     def restart(self) -> None:
         """Begin a horizon: calibration scores alone, a capital of 1. An alarm stays."""
         self.reference = array("d", self.calibration)
-        self.count = 0  # samples of this horizon
+        # Samples of this horizon.
+        self.count = 0
         self.stakes = [0.25 / len(_BETS)] * (2 * len(_BETS))
         # Stakes are in multiples of exp(log_unit) = 1/unit.
         self.log_unit = 0.0

@@ -15,7 +15,8 @@ from fdbd.core.batch import ArrayLike, as_tensor
 
 FeatureSpaces = ArrayLike | Mapping[str, ArrayLike]
 """Features (N, P), or several feature spaces of the same samples by name."""
-_BLOCK = 512  # permutations that are computed together
+_BLOCK = 512
+"""Permutations that are computed together."""
 _ENOUGH = 100
 """After so many permutations with a distance at least as large there is no alarm, and the test of
 the window ends (Besag & Clifford, 1991)."""

@@ -97,7 +97,8 @@ class StreamMonitor:
             self._recent.extend(flags)
             snapshot = self.snapshot()
         if was_quiet and snapshot["alarm"] and self.on_alarm is not None:
-            self.on_alarm(snapshot)  # outside the lock: it may ask the monitor
+            # Outside the lock: it may ask the monitor.
+            self.on_alarm(snapshot)
         return snapshot
 
     def snapshot(self) -> Snapshot:

@@ -18,9 +18,12 @@ from fdbd.util.pages import render
 
 PLOT_WIDTH, PLOT_HEIGHT = 720, 320
 PLOT_LEFT, PLOT_RIGHT, PLOT_BOTTOM = 16, 600, 280
-LETTER, LINE = 7, 13  # the size of a letter in the plot, at most
-LONGEST = 16  # letters of a detector's name
-LABELLED = 0.02  # weights from which a detector's name stands beside its point
+LETTER, LINE = 7, 13
+"""The size of a letter in the plot, at most."""
+LONGEST = 16
+"""Letters of a detector's name."""
+LABELLED = 0.02
+"""Weights from which a detector's name stands beside its point."""
 
 
 def write_choice(advice: Advice, out: Path, title: str) -> None:

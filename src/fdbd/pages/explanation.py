@@ -36,16 +36,20 @@ class SampleExplanation(NamedTuple):
     score: float
     p_value: float
     is_ood: bool
-    threshold: float  #: of the predicted class, if each has its own
-    standing: float  #: fraction of the calibration scores below the sample's
+    threshold: float
+    """That of the predicted class, if each has its own."""
+    standing: float
+    """Fraction of the calibration scores below the sample's."""
     boundaries: list[dict[str, Any]]
     """The nearest first: ``name`` of the other class, ``distance``, and ``share`` of the average
     distance to all."""
-    others: int  #: boundaries that are farther away and not listed
+    others: int
+    """Boundaries that are farther away and not listed."""
     members: list[dict[str, Any]]
     """Of an ensemble, the one that objects most first: ``name``, ``p_value``, and ``objection``,
     its share of what speaks against the sample."""
-    calibration: NDArray[Any]  #: (n,) calibration scores
+    calibration: NDArray[Any]
+    """(n,) calibration scores."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the calibration scores; a number that is not finite is

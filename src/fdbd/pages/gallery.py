@@ -35,7 +35,6 @@ millions."""
 # Features have no path, and the nearest class is there if it was asked for.
 OPTIONAL_COLUMNS = ("path", "nearest")
 
-
 MASKED_SIDE = 192
 """Pixels of the longer side of a thumbnail with a mask, whose regions are to be told apart."""
 
@@ -172,7 +171,8 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
             table = csv.read_csv(path, parse_options=parse, convert_options=convert)
         else:
             table = require("pyarrow.parquet", "report").read_table(path)
-    except Exception as error:  # pyarrow has no common class for what a damaged file raises
+    except Exception as error:
+        # pyarrow has no common class for what a damaged file raises.
         raise ValueError(
             f"{str(path)!r} is not a readable file of scores: {one_line(error)[:200]}"
         ) from None

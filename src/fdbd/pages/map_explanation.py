@@ -30,15 +30,21 @@ class MapExplanation(NamedTuple):
     classes: list[dict[str, Any]]
     """The classes that the model sees, the largest first: ``name``, ``share`` of the positions, and
     ``ood_share`` of these that are OOD."""
-    others: int  #: classes that are smaller and not listed
-    ood_share: float  #: of all positions
-    threshold: float  #: positions with a lower score are OOD
+    others: int
+    """Classes that are smaller and not listed."""
+    ood_share: float
+    """Share of all positions that are OOD."""
+    threshold: float
+    """Positions with a lower score are OOD."""
     image_score: float
-    image_threshold: float  #: images with a lower score are OOD
+    image_threshold: float
+    """Images with a lower score are OOD."""
     image_p_value: float
     image_is_ood: bool
-    scores: NDArray[np.float32]  #: (h, w)
-    is_ood: NDArray[np.bool_]  #: (h, w)
+    scores: NDArray[np.float32]
+    """(h, w)."""
+    is_ood: NDArray[np.bool_]
+    """(h, w)."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the maps; a number that is not finite is None."""
