@@ -10,6 +10,7 @@ from torch import nn
 from fdbd.train.objectives import (
     CSI,
     CrossEntropy,
+    SeveralLabels,
     SupCon,
     head_of,
     nearest_accuracy,
@@ -165,3 +166,24 @@ def test_objectives_take_the_head_and_give_the_batch_accuracy():
     assert SupCon(model).model(images).shape == (5, 6)  # headless now
     with pytest.raises(ValueError, match="has no linear layer"):
         head_of(nn.Sequential(nn.Conv2d(3, 4, 3)))
+
+
+def test_the_loss_of_several_labels_is_one_cross_entropy_per_label():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 5))
+    images = torch.randn(8, 3, 4, 4)
+    labels = torch.tensor([0, 1, 1, 4, 2, 2, 2, 2])
+    loss, accuracy = SeveralLabels(model, 5)(images, labels)
+    wanted = 0.0
+    right = 0
+    for number in range(2):
+        own = slice(4 * number, 4 * number + 4)
+        upper = torch.cat([images[own][0], images[own][1]], dim=2)
+        lower = torch.cat([images[own][2], images[own][3]], dim=2)
+        logits = model(torch.cat([upper, lower], dim=1)[None])[0].tolist()
+        for label, logit in enumerate(logits):
+            is_there = label in labels[own].tolist()
+            wanted += math.log1p(math.exp(-logit if is_there else logit)) / 2
+            right += (logit > 0) == is_there
+    assert float(loss.detach()) == pytest.approx(wanted, rel=1e-5)
+    assert float(accuracy) == pytest.approx(right / 10)

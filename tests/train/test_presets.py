@@ -99,6 +99,8 @@ def test_the_first_steps_of_every_preset_run_on_miniatures(name, tmp_path, monke
     recipe = train.preset(name)
     random = np.random.default_rng(0)
     labels = np.arange(4) % 2
+    # Composites are made of four images.
+    batch_size = 4 if recipe.objective == "several_labels" else 2
     if recipe.dataset == "imagenet":  # photographs in files, of all sizes
         for number in range(4):
             side = tuple(random.integers(20, 60, 2))
@@ -117,7 +119,13 @@ def test_the_first_steps_of_every_preset_run_on_miniatures(name, tmp_path, monke
 
     monkeypatch.setattr("fdbd.data.datasets.load", load)
     trained = train.train(
-        recipe, epochs=1, batch_size=2, linear_epochs=1, log="none", progress=False, **changes
+        recipe,
+        epochs=1,
+        batch_size=batch_size,
+        linear_epochs=1,
+        log="none",
+        progress=False,
+        **changes,
     )
     assert asked == [(recipe.dataset, "train"), (recipe.dataset, "test")]
     assert trained.history[0]["loss"] == trained.history[0]["loss"], "the loss is a number"
@@ -155,3 +163,9 @@ def test_photographs_are_augmented_as_simclr_does_and_small_images_are_not_blurr
     cifar = train.preset("supcon-resnet18").augment
     assert (imagenet.area, imagenet.blur_p) == ((0.08, 1.0), 0.5)
     assert (cifar.area, cifar.blur_p) == ((0.2, 1.0), 0.0)
+
+
+def test_a_batch_that_does_not_fill_its_composites_is_refused():
+    images = Images(np.zeros((12, 32, 32, 3), np.uint8), np.zeros(12, np.int64))
+    with pytest.raises(ValueError, match="batch_size is 6, expected a multiple of 4"):
+        train.train("several-labels-small", images, batch_size=6, progress=False)

@@ -1,4 +1,5 @@
-"""Training classifiers: cross-entropy, SupCon and CSI, by presets; plain torch, one loop."""
+"""Training classifiers: cross-entropy, SupCon, CSI and heads of several labels, by presets; plain
+torch, one loop."""
 
 from fdbd.train.augment import Augment as Augment
 from fdbd.train.loop import Trained as Trained

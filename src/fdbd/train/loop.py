@@ -219,6 +219,12 @@ class _Run:
         model = self._new_model()
         self.head_name, _ = head_of(model)
         objective = OBJECTIVES[config.objective](model, config)
+        wanted = objective.joined * self.processes
+        if config.batch_size % wanted:
+            raise ValueError(
+                f"batch_size is {config.batch_size}, expected a multiple of {wanted}: each "
+                f"{objective.joined} images of a process become one picture"
+            )
         self.objective = objective.to(device).to(memory_format=torch.channels_last)
         self.model = self.objective.model
         self.optimizer = optimiser_of(config, self.objective)
@@ -370,18 +376,19 @@ class _Run:
         self, images: Images, count: int | None = None, flip: bool = False, show: bool = False
     ) -> Tensor:
         """What the kept model says of the first `count` images, or of all: (N, …) on the CPU in
-        float32."""
+        float32; one row for each picture that the objective makes of them."""
         model = self.kept.eval()
         taken = len(images)
         for limit in (count, self.image_limit):
             if limit is not None:
                 taken = min(taken, limit)
+        taken -= taken % self.objective.joined
         out = []
         for part in track(torch.arange(taken).split(500), "features for the head", enabled=show):
             batch = normalise(read(images, part, self.device), self.config.mean, self.config.std)
             if flip:
                 batch = batch.flip(3)
-            out.append(model(batch).float().cpu())
+            out.append(model(self.objective.pictures(batch)).float().cpu())
         return torch.cat(out)
 
     def evaluate(self) -> float:
@@ -396,8 +403,8 @@ class _Run:
             means = torch.stack([known[labels == c].mean(dim=0) for c in range(classes)])
             # A class without samples has no mean.
             out = out @ F.normalize(means.nan_to_num(), dim=1).T
-        truth = torch.as_tensor(self.test.labels)[: len(out)]
-        return float((out.argmax(dim=1) == truth).float().mean())
+        truth = torch.as_tensor(self.test.labels)[: len(out) * self.objective.joined]
+        return float(self.objective.share_right(out, truth).mean())
 
     def finish(self) -> Trained:
         """Fit the head if the objective leaves none, write the model, and say how good it is."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fdbd.data.composites import PARTS, composite_labels, composites
 from fdbd.networks.find_head import find_heads
 from fdbd.train.distributed import gather
 from fdbd.train.presets import Preset
@@ -87,10 +88,20 @@ class Objective(nn.Module):
     first view first."""
 
     views: int = 1
+    #: images that become one picture for the network
+    joined: int = 1
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+
+    def pictures(self, images: Tensor) -> Tensor:
+        """What the network is shown of a batch of images."""
+        return images
+
+    def share_right(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(N,) how much of the network's answer is right, a fraction; labels are the images'."""
+        return (logits.argmax(dim=1) == labels).float()
 
 
 class CrossEntropy(Objective):
@@ -98,8 +109,34 @@ class CrossEntropy(Objective):
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.model(images)
-        is_right = logits.detach().argmax(dim=1) == labels
-        return F.cross_entropy(logits, labels), is_right.float().mean()
+        right = self.share_right(logits.detach(), labels)
+        return F.cross_entropy(logits, labels), right.mean()
+
+
+class SeveralLabels(Objective):
+    """Each four images become one composite (`fdbd.data.composites`), whose labels are those of its
+    parts: a sigmoid and a binary cross-entropy for each label, summed over labels. The accuracy is
+    the share of labels that are rightly said to be there or not."""
+
+    joined = PARTS
+
+    def __init__(self, model: nn.Module, num_classes: int) -> None:
+        super().__init__(model)
+        self.num_classes = num_classes
+
+    def pictures(self, images: Tensor) -> Tensor:
+        return composites(images).contiguous(memory_format=torch.channels_last)
+
+    def share_right(self, logits: Tensor, labels: Tensor) -> Tensor:
+        is_there = composite_labels(labels, self.num_classes).bool()
+        return ((logits > 0) == is_there).float().mean(dim=1)
+
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.model(self.pictures(images))
+        is_there = composite_labels(labels, self.num_classes).to(logits.dtype)
+        losses = F.binary_cross_entropy_with_logits(logits, is_there, reduction="none")
+        right = self.share_right(logits.detach(), labels)
+        return losses.sum(dim=1).mean(), right.mean()
 
 
 class Contrastive(Objective):
@@ -184,6 +221,7 @@ class CSI(Contrastive):
 
 OBJECTIVES: dict[str, Callable[[nn.Module, Preset], Objective]] = {
     "cross_entropy": lambda model, config: CrossEntropy(model),
+    "several_labels": lambda model, config: SeveralLabels(model, config.num_classes),
     "supcon": lambda model, config: SupCon(model, config.temperature, config.projection),
     "csi": lambda model, config: CSI(
         model, config.temperature, config.projection, config.csi_labelled
