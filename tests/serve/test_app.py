@@ -125,6 +125,14 @@ def test_inference_as_json_and_as_bytes_gives_the_same(feature_client, feature_g
     assert place == len(answer.content)
 
 
+def test_numbers_of_an_inference_that_are_not_finite_are_null(feature_client) -> None:
+    body = {"inputs": [tensor(data=[None] * WIDTH)], "outputs": [{"name": "score"}]}
+    answer = feature_client.post("/v2/models/guard/infer", json=body)
+    [output] = answer.json()["outputs"]
+    assert output["data"] == [None]
+    assert output["shape"] == [1]
+
+
 def tensor(**changes):
     return {
         "name": "features",
@@ -149,10 +157,11 @@ def tensor(**changes):
         ({"inputs": [tensor(parameters={"binary_data_size": 4})]}, "binary_data_size"),
         ({"inputs": [tensor()], "outputs": [{"name": "nothing"}]}, "nothing"),
         ({"inputs": [tensor()], "id": 7}, "id"),
+        ({"inputs": [tensor()], "id": "half a pair: \ud800"}, "valid Unicode"),
     ],
 )
 def test_a_request_off_the_protocol_is_refused_in_one_sentence(feature_client, body, words) -> None:
-    answer = feature_client.post("/v2/models/guard/infer", json=body)
+    answer = feature_client.post("/v2/models/guard/infer", content=json.dumps(body))
     assert answer.status_code == 400
     assert words in answer.json()["error"]
 

@@ -38,6 +38,9 @@ log = logging.getLogger("fdbd.serve")
 
 DEFAULTS = Settings()
 
+_LARGE_ANSWER = 65_536
+"""Bytes of an answer from which on the server waits for its client before it takes more; it does
+not take a smaller one into account."""
 _OWN_PORT = "fdbd.own_port"
 """Key of an ASGI scope: the request came by the port for metrics."""
 
@@ -127,7 +130,8 @@ class App:
                 message["headers"].append((b"x-request-id", asked.id.encode()))
                 if not asked.has_whole_body and scope["method"] not in ("GET", "HEAD"):
                     message["headers"].append((b"connection", b"close"))
-            await send(message)
+            for part in _in_parts(message):
+                await send(part)
 
         self.process.under_way.add(asked)
         try:
@@ -215,6 +219,19 @@ class App:
         if model is not None and model not in self.guards.names:
             return "other"
         return re.sub("/versions/[^/]*", "", path)
+
+
+def _in_parts(message: Message) -> list[Message]:
+    """The end of a large answer as two messages, of which the second is empty.
+
+    The server takes a message at once, but the next one only when the client has read nearly all of
+    the one before. So the request keeps its memory for as long as the server holds its answer, and
+    the server sees that the answer is not complete.
+    """
+    is_end = message["type"] == "http.response.body" and not message.get("more_body", False)
+    if not is_end or len(message.get("body", b"")) < _LARGE_ANSWER:
+        return [message]
+    return [{**message, "more_body": True}, {"type": "http.response.body", "body": b""}]
 
 
 def _identity(scope: Scope) -> str:

@@ -118,8 +118,7 @@ class DecisionRoutes:
             reason = "this guard does not say how images are prepared: send tensors to /v2"
             raise HTTPException(400, f"{reason}, or export it again")
         if is_form:
-            content_type = request.headers["content-type"]
-            content = checked(file_of_form, content, content_type, asked.memory)
+            content = await self._file_of_form(request, content)
         shape = guard.backend.row_shape
         # The row, its copy in a batch and what the model makes of its copy.
         asked.memory.take(3 * 4 * int(np.prod(shape)))
@@ -141,6 +140,20 @@ class DecisionRoutes:
         self._follow_up.record(asked, guard, answers, content, image.small)
         self._follow_up.ask_shadow(asked, guard, answers, rows, content)
         return JSONResponse(decisions[0], headers=guard_header(guard))
+
+    async def _file_of_form(self, request: Request, body: bytes) -> bytes:
+        """The file in a form; a large form is read outside the event loop."""
+        asked = asked_of(request.scope)
+        content_type = request.headers["content-type"]
+        if len(body) <= _ASIDE_FROM:
+            return checked(file_of_form, body, content_type, asked.memory)  # type: ignore[no-any-return]
+        try:
+            file: bytes = await self._process.decoder.run(
+                asked, file_of_form, body, content_type, asked.memory
+            )
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+        return file
 
     async def infer(self, request: Request) -> Response:
         """A tensor by the Open Inference Protocol."""

@@ -53,6 +53,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._first_byte: float | None = None
         # The same of the request that is being answered.
         self._asked_at = self._opened
+        # When the sweep first saw that the connection is being closed.
+        self._closing_since: float | None = None
         self._header_bytes = 0
         self._is_in_header = False
         self._began_in_this_chunk = False
@@ -100,13 +102,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def sweep(self, now: float) -> None:
         """Close the connection if its time is over. Called several times per second."""
+        # The application answers in time; what takes longer is a client that does not read.
+        is_overdue = now - self._asked_at > self.settings.timeout + _GRACE_SECONDS
         if self.transport.is_closing():
+            # It closes once all is sent, which for such a client would be never.
+            self._closing_since = self._closing_since or now
+            if is_overdue and now - self._closing_since > _GRACE_SECONDS:
+                self.transport.abort()
             return
         is_between_requests = self._first_byte is None
         answers = self.cycle is not None and not self.cycle.response_complete
         if answers:
-            # The application answers in time; what remains is a client that does not read.
-            if now - self._asked_at > self.settings.timeout + _GRACE_SECONDS:
+            if is_overdue:
                 self.transport.abort()
         elif is_between_requests:
             has_asked_nothing = self.cycle is None
@@ -176,8 +183,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         is_answering = self.cycle is not None and not self.cycle.response_complete
-        if is_answering and (self.cycle.response_started or not self.cycle.more_body):
-            # An answer here would be taken for that of the request before.
+        has_unread = self.transport.get_write_buffer_size() > 0
+        if has_unread or (
+            is_answering and (self.cycle.response_started or not self.cycle.more_body)
+        ):
+            # An answer here would not be read, or be taken for that of the request before.
             self.transport.abort()
             return
         if self._first_byte is not None:

@@ -13,7 +13,7 @@ from fdbd.core.tokenizer import TextEncoder
 from fdbd.serve.asked import Asked, checked
 from fdbd.serve.backend import Backend
 from fdbd.serve.deadline import Deadline
-from fdbd.serve.inference_protocol import parsed
+from fdbd.serve.inference_protocol import is_unicode, parsed
 from fdbd.serve.memory import MemoryBudget
 
 if TYPE_CHECKING:
@@ -47,11 +47,8 @@ def check_texts(texts: Sequence[str], most_characters: int) -> None:
                 f"text {number} has {len(text):,} characters, more than the limit of "
                 f"{most_characters:,} (--max-text)"
             )
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            # JSON can spell half of a surrogate pair, which is no character.
-            raise ValueError(f"text {number} is not valid Unicode") from None
+        if not is_unicode(text):
+            raise ValueError(f"text {number} is not valid Unicode")
 
 
 def encode_texts(
