@@ -77,12 +77,7 @@ def _print(found: Compared) -> None:
         f"Both decide alike on {found.agreement} of {found.rows:,} rows, and predict the same "
         f"class on {found.same_label}."
     )
-    direction = "more" if found.difference >= 0 else "fewer"
-    options.say(
-        f"The second flags {100 * abs(found.difference):.2f} points {direction} (difference "
-        f"{100 * found.difference_low:+.2f} to {100 * found.difference_high:+.2f}); p = "
-        f"{found.p_alarms:.2g} by McNemar's exact test."
-    )
+    options.say(found.difference_in_words())
     if found.rank_correlation is not None:
         options.say(f"The ranks of their scores correlate by {found.rank_correlation:.3f}.")
     if found.only_first or found.only_second:

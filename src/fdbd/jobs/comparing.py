@@ -67,6 +67,18 @@ class Compared:
         """Share of the rows on which both decide alike."""
         return Proportion.from_counts(self.both + self.neither, self.rows)
 
+    def difference_in_words(self) -> str:
+        """Whether one guard flags more, with the interval and the test."""
+        interval = f"{100 * self.difference_low:+.2f} to {100 * self.difference_high:+.2f}"
+        chance = f"p = {self.p_alarms:.2g} by McNemar's exact test"
+        if self.by_first == self.by_second:
+            return f"Both flag equally many (95 % interval of the difference: {interval} points)."
+        direction = "more" if self.difference > 0 else "fewer"
+        return (
+            f"The second flags {100 * abs(self.difference):.2f} percentage points {direction} "
+            f"(95 % interval of the difference: {interval}); {chance}."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values; at most 1,000 disagreements."""
         return {
@@ -187,13 +199,14 @@ def _disagreements(
     for place, other in zip(one.tolist(), two.tolist()):
         if first.is_ood[place] == second.is_ood[other]:
             continue
+        flagged_by = "first" if first.is_ood[place] else "second"
         found.append(
             Disagreement(
-                first.names[place],
-                "first" if first.is_ood[place] else "second",
-                (_class_of(first, place), _class_of(second, other)),
-                (float(first.scores[place]), float(second.scores[other])),
-                (float(first.p_values[place]), float(second.p_values[other])),
+                name=first.names[place],
+                flagged_by=flagged_by,
+                classes=(_class_of(first, place), _class_of(second, other)),
+                scores=(float(first.scores[place]), float(second.scores[other])),
+                p_values=(float(first.p_values[place]), float(second.p_values[other])),
             )
         )
     found.sort(key=lambda each: np.nan_to_num(min(each.p_values), nan=0.0))
@@ -218,6 +231,9 @@ def write_page(found: Compared, out: Path, images: Path | None = None, shown: in
     """
     cards = []
     for each in found.disagreements[:shown]:
+        picture = None
+        if images is not None:
+            picture = _picture(images / each.name)
         cards.append(
             {
                 "name": each.name,
@@ -225,7 +241,7 @@ def write_page(found: Compared, out: Path, images: Path | None = None, shown: in
                 "classes": each.classes,
                 "scores": [f"{score:.4g}" for score in each.scores],
                 "p_values": [f"{p_value:.3g}" for p_value in each.p_values],
-                "picture": None if images is None else _picture(images / each.name),
+                "picture": picture,
             }
         )
     page = render(
