@@ -8,8 +8,8 @@ import re
 import sys
 from pathlib import Path
 
-from fdbd.core.configuration import parameters_of, registered
-from fdbd.detectors.base import Configured, Detector
+from fdbd.core.configuration import Configured, Needs, parameters_of, registered
+from fdbd.detectors.base import Detector
 
 PAGE = Path("docs/detectors.md")
 
@@ -35,10 +35,12 @@ def render() -> str:
     shapings: list[type[Configured]] = []
     combinations: list[type[Configured]] = []
     for _, kind in sorted(_registered().items()):
-        if any(part.default is part.empty for part in parameters_of(kind).values()):
+        if _takes_parts(kind):
             combinations.append(kind)
+        elif issubclass(kind, Detector):
+            detectors.append(kind)
         else:
-            (detectors if issubclass(kind, Detector) else shapings).append(kind)
+            shapings.append(kind)
     parts = [
         _INTRODUCTION,
         "## All detectors\n",
@@ -57,6 +59,11 @@ def _registered() -> dict[str, type[Configured]]:
     }
 
 
+def _takes_parts(kind: type[Configured]) -> bool:
+    """Whether the constructor has an argument without a default, as those of combinations do."""
+    return any(part.default is part.empty for part in parameters_of(kind).values())
+
+
 def _table(kinds: list[type[Configured]]) -> str:
     what = "what it scores" if issubclass(kinds[0], Detector) else "what it does to the activations"
     lines = [
@@ -64,29 +71,46 @@ def _table(kinds: list[type[Configured]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for kind in kinds:
-        paragraphs = _paragraphs(kind)
-        needs = kind().needs
-        parts = ("features", "logits", "views", "perturbed")
-        asks = []
-        if needs.labels:
-            asks.append("labels")
-        if needs.network:
-            asks.append("the network")
-        if needs.passes is None:
-            asks.append("several passes")
-        elif needs.passes > 1:
-            asks.append(f"{needs.passes} passes")
-        cells = [
-            f"[`{kind.name}`](#{_anchor(kind)})",
-            _summary(paragraphs[0]),
-            _cost(" ".join(paragraphs)) or "",
-            ", ".join(part for part in parts if getattr(needs, part)),
-            ", ".join(asks),
-            "no" if needs.network else "yes",
-            f"{kind.paper.authors}, {kind.paper.venue} {kind.paper.year}" if kind.paper else "",
-        ]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        cells = [cell.replace("|", "\\|") for cell in _cells(kind)]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _cells(kind: type[Configured]) -> list[str]:
+    """The row of a detector or shaping in the table, one text for each column."""
+    paragraphs = _paragraphs(kind)
+    needs = kind().needs
+    read = []
+    for part in ("features", "logits", "views", "perturbed"):
+        if getattr(needs, part):
+            read.append(part)
+    onnx = "no" if needs.network else "yes"
+    paper = ""
+    if kind.paper:
+        paper = f"{kind.paper.authors}, {kind.paper.venue} {kind.paper.year}"
+    return [
+        f"[`{kind.name}`](#{_anchor(kind)})",
+        _summary(paragraphs[0]),
+        _cost(" ".join(paragraphs)),
+        ", ".join(read),
+        ", ".join(_demands_of_fit(needs)),
+        onnx,
+        paper,
+    ]
+
+
+def _demands_of_fit(needs: Needs) -> list[str]:
+    """What a fit takes besides features."""
+    demands = []
+    if needs.labels:
+        demands.append("labels")
+    if needs.network:
+        demands.append("the network")
+    if needs.passes is None:
+        demands.append("several passes")
+    elif needs.passes > 1:
+        demands.append(f"{needs.passes} passes")
+    return demands
 
 
 def _section(kind: type[Configured], level: str = "##") -> str:
@@ -113,19 +137,19 @@ def _options(paragraph: str, kind: type[Configured]) -> str:
     """The paragraph of arguments as a list, each with its default."""
     text = inspect.cleandoc(paragraph.removeprefix("Args:"))
     lines = []
+    parameters = parameters_of(kind)
     for entry in re.split(r"\n(?=\S)", text):
+        # One entry may be about several arguments: "low, high: percentiles …".
         names, _, meaning = entry.partition(": ")
-        defaults = [
-            parameter.default
-            for name, parameter in parameters_of(kind).items()
-            if name in names.split(", ")
-        ]
-        shown = ", ".join(
-            f"`{value!r}`" for value in defaults if value is not inspect.Parameter.empty
-        )
-        lines.append(
-            f"- `{names}`" + (f" ({shown})" if shown else "") + ": " + " ".join(meaning.split())
-        )
+        defaults = []
+        for name in names.split(", "):
+            parameter = parameters.get(name)
+            if parameter is not None and parameter.default is not parameter.empty:
+                defaults.append(f"`{parameter.default!r}`")
+        line = f"- `{names}`"
+        if defaults:
+            line += f" ({', '.join(defaults)})"
+        lines.append(f"{line}: {' '.join(meaning.split())}")
     return "\n".join(lines) + "\n"
 
 
@@ -135,17 +159,21 @@ def _summary(paragraph: str) -> str:
     return re.split(r"(?<=[^.])\. (?=[A-Z0])|[.:]$", sentence)[0]
 
 
-def _cost(text: str) -> str | None:
-    """The first O(…) of a text, with its parentheses in balance."""
+def _cost(text: str) -> str:
+    """The first O(…) of a text up to the parenthesis that closes it, on one line; "" if the text
+    states no cost."""
     start = text.find("O(")
     if start < 0:
-        return None
+        return ""
     depth = 0
-    for index in range(start + 1, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[index], 0)
-        if not depth:
-            return text[start : index + 1]
-    return None
+    for stop in range(start, len(text)):
+        if text[stop] == "(":
+            depth += 1
+        elif text[stop] == ")":
+            depth -= 1
+            if depth == 0:
+                return " ".join(text[start : stop + 1].split())
+    return ""
 
 
 def _anchor(kind: type[Configured]) -> str:

@@ -15,12 +15,15 @@ from fdbd.core.configuration import registered
 
 GUIDE = Path(__file__).parents[2] / "docs" / "new-detector.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+GUIDES_NAMES = ("prototype", "sqrt", "flipped")
 
 
 @pytest.fixture
 def names(tmp_path, monkeypatch) -> dict:
-    """What the guide's code defines; its detectors leave the registry again."""
-    monkeypatch.setattr(configuration, "_REGISTRY", dict(registered()))
+    """What the guide's code defines; its detectors leave the registry again. A detector of the same
+    name, such as a reader's own file after the guide, makes room for the time of the test."""
+    others = {name: kind for name, kind in registered().items() if name not in GUIDES_NAMES}
+    monkeypatch.setattr(configuration, "_REGISTRY", others)
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "guide"}
     for block in BLOCKS:
@@ -29,7 +32,7 @@ def names(tmp_path, monkeypatch) -> dict:
 
 
 def test_the_code_of_the_guide_runs_as_it_stands(names: dict) -> None:
-    assert {"prototype", "sqrt", "flipped"} <= set(fdbd.list_detectors())
+    assert set(GUIDES_NAMES) <= set(fdbd.list_detectors())
     assert bool(names["guard"].decide(Batch(torch.full((1, 8), torch.nan))).is_ood)
 
 
