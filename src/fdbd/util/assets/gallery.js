@@ -137,7 +137,7 @@ function card(index) {
   const outside = isBelow(index, level());
   item.append(label, element("div", className(data.classes_of[index])), element("div", outside ? "out of distribution" : "in distribution", outside ? "verdict-out" : "verdict-in"));
   if (data.errors[index] !== undefined) item.append(element("div", data.errors[index], "verdict-out"));
-  else item.append(element("div", `score ${data.scores[index] === null ? "not finite" : data.scores[index].toPrecision(4)}, p ${data.p_values[index] === null ? "–" : data.p_values[index].toPrecision(2)}`, "soft"));
+  else item.append(element("div", `score ${data.scores[index] === null ? "not finite" : data.scores[index].toPrecision(4)}, p\u00a0=\u00a0${data.p_values[index] === null ? "–" : data.p_values[index].toPrecision(2)}`, "soft"));
   if (data.nearest_of[index] >= 0) item.append(element("div", "near " + className(data.nearest_of[index]), "soft"));
   item.append(element("div", "", "mark"));
   showReview(item);
@@ -171,7 +171,7 @@ function onKey(event) {
 
 function list() {
   const pages = Math.max(1, Math.ceil(shown.length / PAGE)), group = get("group").value, box = get("list");
-  get("page").textContent = `${shown.length.toLocaleString()} samples, page ${page + 1} of ${pages}`;
+  get("page").textContent = `${shown.length.toLocaleString()} sample${shown.length === 1 ? "" : "s"}, page ${page + 1} of ${pages}`;
   get("back").disabled = page === 0;
   get("next").disabled = page + 1 >= pages;
   box.replaceChildren();
@@ -223,7 +223,10 @@ for (const [id, codes] of [["class", data.classes_of], ["nearest", data.nearest_
     option.value = code;
     get(id).append(option);
   }
-  if (!used.length) get(id).parentElement.hidden = true;
+  if (!used.length) {
+    get(id).parentElement.hidden = true;
+    get("group").querySelector(`[value="${id}"]`).remove();
+  }
 }
 for (const id of ["verdict", "class", "nearest", "text", "sort", "group"]) get(id).addEventListener("input", filter);
 get("controls").addEventListener("submit", (event) => event.preventDefault());
