@@ -115,6 +115,13 @@ def test_optfs_takes_the_class_from_given_logits() -> None:
     assert not torch.allclose(detector.score(ASKED._replace(logits=swapped)), detector.score(ASKED))
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0, 2.5])
+def test_optfs_of_features_that_are_all_the_same_says_so(value: float) -> None:
+    constant = Batch(torch.full((50, WIDTH), value))
+    with pytest.raises(ValueError, match=r"all about .*, expected features that differ"):
+        fdbd.OptFS().fit(constant, Head(W, B))
+
+
 def test_kernel_pca_is_the_reconstruction_error_of_random_fourier_features() -> None:
     detector = fdbd.create("kpca", components=24, gamma=0.7, explained=0.6).fit(TRAIN, HEAD)
     frequencies = detector.frequencies.numpy()
@@ -235,6 +242,12 @@ def test_actsub_splits_within_the_row_space_of_the_head() -> None:
 def test_actsub_of_a_training_sample_is_finite() -> None:
     detector = fdbd.ActSub(k=1).fit(TRAIN, HEAD)
     assert torch.isfinite(detector.score(TRAIN)).all()
+
+
+def test_actsub_of_one_feature_says_how_many_it_takes() -> None:
+    one = Batch(TRAIN.features[:, :1])
+    with pytest.raises(ValueError, match="head has 1 feature, expected at least 2"):
+        fdbd.ActSub().fit(one, Head(W[:, :1], B))
 
 
 @pytest.mark.parametrize("prototype", [None, "own"])

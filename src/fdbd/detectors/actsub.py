@@ -64,6 +64,11 @@ class ActSub(Banked):
         self.power = float(positive("power", power))
 
     def passes(self, head: Head) -> Passes:
+        if head.num_features < 2:
+            raise ValueError(
+                "the head has 1 feature, expected at least 2: ActSub divides a feature into what "
+                "the head reads and the rest"
+            )
         directions, rank = _singular_vectors(head.weight)
         norms = Sum(partial(_differences_of_norms, directions, rank))
         bank, norms = (yield Together([Bank(self.alpha), norms])).parts

@@ -65,14 +65,20 @@ class OptFS(Detector):
     def passes(self, head: Head) -> Passes:
         histogram = yield Histogram()
         low, high = histogram.quantiles(_ENDS)
-        # All activations the same: any positive width puts them into the first bin.
-        width = torch.where(high > low, high - low, 1.0)
-        self.set_buffers(low=low, bins_per_unit=self.bins / width)
+        if not high > low:
+            raise ValueError(
+                f"the training features are all about {low:.4g}, expected features that differ: "
+                "OptFS learns a weight for each bin between their smallest and largest"
+            )
+        self.set_buffers(low=low, bins_per_unit=self.bins / (high - low))
         sums = yield from with_logits(Sum(self._contributions_by_bin), head)
         gains = sums.sum() / sums.count
-        largest = torch.linalg.vector_norm(gains).clamp_min(torch.finfo(torch.float64).tiny)
+        length = torch.linalg.vector_norm(gains)
+        if length > 0:
+            # Divided first: their inverse would overflow if they are tiny.
+            gains = gains / length * _NORM
         outside = gains.new_zeros(1)
-        self.set_buffers(theta=torch.cat([outside, gains * (_NORM / largest), outside]))
+        self.set_buffers(theta=torch.cat([outside, gains, outside]))
 
     def _contributions_by_bin(self, batch: Batch) -> Tensor:
         """(N, B) Σ_j 1(z_j ∈ bin b) w_kj z_j of each sample."""
