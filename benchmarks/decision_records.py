@@ -187,7 +187,8 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--no-write", action="store_true", help="print only")
     options = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # two services share the cores
+    # Two services share the cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as temporary:
         guard = Path(temporary) / "guard.safetensors"
         write_guard(guard)

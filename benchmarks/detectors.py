@@ -32,7 +32,8 @@ HOURS = ("openmax", "gradnorm", "knn", "nnguide")
 on the classes."""
 QUICK_SIZES = ((128, 50), (128, 10))
 NEIGHBOURS = ("knn", "nnguide", "csi")
-ALONE = ("ssd", "csi", "residual", "neco", "deviation")  # pytorch-ood has no such detector
+ALONE = ("ssd", "csi", "residual", "neco", "deviation")
+"""Detectors that pytorch-ood does not have."""
 SHAPED = ("react", "ash-p", "ash-b", "ash-s", "scale", "vra", "lts")
 AS_FAST = 0.8
 """Least speed relative to pytorch-ood: at most a fifth slower."""
@@ -295,7 +296,8 @@ def cpu_time(width: int, classes: int, fitted: int, scored: int) -> tuple[str, l
         for what, seconds in (("fits", fit), ("scores", score)):
             ratio = seconds["theirs"] / seconds["ours"]
             if what == "fits" and seconds["theirs"] < 1e-4:
-                cells += ["–", "–"]  # there is nothing to fit
+                # There is nothing to fit.
+                cells += ["–", "–"]
                 continue
             cells += [seconds_text(seconds["ours"]), f"{ratio:.3g}"]
             least = (
@@ -333,7 +335,8 @@ def memory(side: str, name: str, shape: tuple[int, int, int, int]) -> tuple[int,
     chosen = make(name, arrays)
     assert warm is not None
     assert chosen is not None
-    if name != "openmax":  # compiled kernels and thread pools are no part of it
+    # Compiled kernels and thread pools are not counted.
+    if name != "openmax":
         warm.score(warm.fit())
     peak = Peak()
     fitted = chosen.fit()

@@ -313,7 +313,8 @@ def kill_images(place: Path, chance: random.Random) -> None:
     words = ("score", "images.safetensors", "photos", "--out", "scores.parquet", "--workers", 2)
     child = start_command(place, *words)
     wait_for_parts(place, child, chance.randrange(1, 6))
-    os.kill(child.pid, signal.SIGKILL)  # alone: its decoders are to notice
+    # Only this process: its decoders are to notice.
+    os.kill(child.pid, signal.SIGKILL)
     child.wait()
     deadline = time.monotonic() + 20
     while (left := session(child.pid)) and time.monotonic() < deadline:
@@ -409,7 +410,8 @@ def kill_monitor(place: Path, chance: random.Random) -> None:
     child.kill()
 
     for draft in place.glob(".*.monitor.json"):
-        os.utime(draft, (0, 0))  # younger ones might be another process's
+        # A younger draft might be another process's.
+        os.utime(draft, (0, 0))
 
     def load_and_save() -> None:
         monitor = fdbd.Monitor.load("monitor.json", fdbd.load("guard.safetensors"))
@@ -647,7 +649,8 @@ def odd_files(place: Path, chance: random.Random) -> None:
     copy_base(BASE, place, "photos", "images.safetensors")
     folder = place / "photos" / "a"
     os.mkfifo(folder / "fifo.png")
-    with contextlib.suppress(OSError):  # a path too long for a socket
+    # The path may be too long for a socket.
+    with contextlib.suppress(OSError):
         socket.socket(socket.AF_UNIX).bind(os.path.relpath(folder / "socket.png"))
     with contextlib.suppress(PermissionError):
         os.mknod(folder / "zero.png", stat.S_IFCHR | 0o666, os.makedev(1, 5))
@@ -744,7 +747,8 @@ def forge(place: Path, chance: random.Random) -> None:
         place_in[chance.choice(sorted(place_in))] = chance.choice(values)
     path = place / "forged.safetensors"
     artifact.write(path, description, tensors)
-    signal.alarm(20)  # ends the process
+    # A file that takes longer ends the process.
+    signal.alarm(20)
     try:
         guard = fdbd.load(path)
     except ValueError:

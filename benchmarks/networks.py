@@ -27,10 +27,15 @@ from fdbd import networks as models
 TITLE = "Detectors that need the network, against pytorch-ood"
 CLASSES = 10
 BATCH = 100
-TEMPERATURE, ODIN_STEP, MDS_STEP = 1000.0, 0.0014, 0.005
-LAYERS = ("layer1", "layer2")  # beside the penultimate features, which are those of layer3
-AS_FAST = 0.97  # most of each time is the same network's: a ratio closer to 1 than this is noise
-SAME = 0.99  # rank correlation from which on two detectors count as the same one
+TEMPERATURE = 1000.0
+ODIN_STEP = 0.0014
+MDS_STEP = 0.005
+LAYERS = ("layer1", "layer2")
+"""Beside the penultimate features, which are those of layer3."""
+AS_FAST = 0.97
+"""Most of each time is the same network's: a ratio closer to 1 than this is noise."""
+SAME = 0.99
+"""Rank correlation from which on two detectors count as the same one."""
 
 
 class Data(NamedTuple):
@@ -57,7 +62,7 @@ def make_data(fitted: int, scored: int) -> Data:
 
 
 class Pair(NamedTuple):
-    """Ours and pytorch-ood's; `same_fit` where both fits do the same work."""
+    """Ours and pytorch-ood's; `same_fit` if both fits do the same work."""
 
     name: str
     ours: Side
@@ -131,7 +136,8 @@ def their_layers(data: Data, guard: Guard) -> Side:
     make = partial(peer.MultiMahalanobis, stages(data.network), alpha=[*inner, penultimate])
 
     def score(fitted: Any) -> Tensor:
-        with torch.no_grad():  # which its predict would leave to the caller
+        # Its own predict leaves this to the caller.
+        with torch.no_grad():
             return their_scores(data, fitted)
 
     return Side(lambda: make().fit(data.fitted), score)
@@ -172,9 +178,8 @@ def compare(pair: Pair, rounds: int) -> Row:
     score = time_all({name: partial(side.score, fitted[name]) for name, side in sides.items()})
     fit_ratio = fit.ratio("theirs", "ours")
     if not pair.same_fit or fit.seconds("theirs") < 1e-3:
-        fit_ratio = float(
-            "nan"
-        )  # what takes less than a millisecond is a call, not work: there is nothing to fit
+        # What takes less than a millisecond is a call, not work: there is nothing to fit.
+        fit_ratio = float("nan")
     agreement = float(spearmanr(scores["ours"], scores["theirs"]).statistic)
     score_ratio = score.ratio("theirs", "ours")
     return Row(
@@ -194,9 +199,10 @@ def against_pytorch_ood(fitted: int, scored: int, rounds: int) -> tuple[str, lis
         f"### ResNet-20, C = {CLASSES}: {fitted:,} images fitted, {scored:,} scored, in batches of"
         f" {BATCH}\n\n"
     )
-    return title + table(header, [cells(row) for row in rows]), [
-        line for row in rows for line in missed_by(row)
-    ]
+    missed = []
+    for row in rows:
+        missed += missed_by(row)
+    return title + table(header, [cells(row) for row in rows]), missed
 
 
 def cells(row: Row) -> list[str]:
@@ -231,7 +237,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few images; nothing is written")
     arguments = parser.parse_args()
     quiet()
-    text, missed = against_pytorch_ood(*(200, 100, 1) if arguments.quick else (2000, 500, 9))
+    if arguments.quick:
+        text, missed = against_pytorch_ood(fitted=200, scored=100, rounds=1)
+    else:
+        text, missed = against_pytorch_ood(fitted=2000, scored=500, rounds=9)
     if not writes(arguments.quick):
         print("\nOne round says little: targets are checked without --quick.")
         return

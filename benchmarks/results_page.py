@@ -71,7 +71,8 @@ def main() -> None:
     unknown = sorted(set(wanted) - set(names))
     if unknown:
         sys.exit(f"no section {', '.join(unknown)}; there are {', '.join(names)}")
-    for name in wanted:  # each is written as soon as it is measured
+    # Each is written as soon as it is measured.
+    for name in wanted:
         measured = section(name)
         introduction, *parts = PAGE.read_text(encoding="utf-8").split("<!-- ")
         sections = {part.partition(" -->")[0]: f"<!-- {part}".rstrip() for part in parts}

@@ -34,7 +34,11 @@ from fdbd.jobs.scoring import Engine, score_files
 from fdbd.networks.by_name import model_by_name
 
 MODEL = "cifar10-ce"
-IMAGE_SHARE, MEMORY_SHARE, FEATURE_SHARE, PHOTO_SHARE = 0.85, 1.10, 0.5, 0.95
+# The targets.
+IMAGE_SHARE = 0.85
+MEMORY_SHARE = 1.10
+FEATURE_SHARE = 0.5
+PHOTO_SHARE = 0.95
 
 
 def make_images(folder: Path, count: int) -> None:
@@ -59,14 +63,14 @@ def seconds_of(function: Callable[[], object]) -> float:
 
 def bare_model(count: int, batch_size: int) -> float:
     """Seconds of the model alone over tensors that are already in memory."""
-    model, batch = models.zoo(MODEL), torch.randn(batch_size, 3, 32, 32)
+    model = models.zoo(MODEL)
+    batch = torch.randn(batch_size, 3, 32, 32)
     with torch.inference_mode():
         model(batch)
-        return seconds_of(
-            lambda: [
-                model(batch[: min(batch_size, count - n)]) for n in range(0, count, batch_size)
-            ]
-        )
+        start = time.perf_counter()
+        for first in range(0, count, batch_size):
+            model(batch[: min(batch_size, count - first)])
+        return time.perf_counter() - start
 
 
 def peak_memory(guard: Path, data: Path, out: Path, batch_size: int) -> int:
@@ -89,9 +93,9 @@ def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
     for size in (count // 10, count):
         make_images(folder, size)
     engine = Engine(batch_size=batch_size, progress=False)
-    fit_files(
-        model_by_name(MODEL), str(folder / f"png-{count // 10}"), None, engine, holdout=0.2
-    ).guard.save(guard)
+    few = str(folder / f"png-{count // 10}")
+    fitted = fit_files(model_by_name(MODEL), few, None, engine, holdout=0.2)
+    fitted.guard.save(guard)
     kinds = {"PNG folder": f"png-{{}}{os.sep}", "NPZ": "{}.npz"}
     shares: dict[str, list[float]] = {kind: [] for kind in kinds}
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
@@ -101,18 +105,17 @@ def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
             data = str(folder / name.format(count))
             summary = score_files(guard, data, folder / "out.parquet", engine)
             bare.append(bare_model(count, batch_size))
-            alone = (
-                bare[-2] + bare[-1]
-            ) / 2  # the machine drifts: the model's time before and after
+            # The machine drifts: the model's time is taken before and after.
+            alone = (bare[-2] + bare[-1]) / 2
             rates[kind].append(summary.rows_per_second)
             shares[kind].append(summary.rows_per_second * alone / count)
     rows = []
     for kind, name in kinds.items():
-        small, large = (
-            peak_memory(guard, folder / name.format(size), folder / "out.parquet", batch_size)
-            for size in (count // 10, count)
-        )
-        rate, share = statistics.median(rates[kind]), statistics.median(shares[kind])
+        out = folder / "out.parquet"
+        small = peak_memory(guard, folder / name.format(count // 10), out, batch_size)
+        large = peak_memory(guard, folder / name.format(count), out, batch_size)
+        rate = statistics.median(rates[kind])
+        share = statistics.median(shares[kind])
         peaks = f"{small / 1e6:.0f} MB, {large / 1e6:.0f} MB"
         rows.append(
             [
@@ -205,7 +208,8 @@ def _alone(network: torch.nn.Module, count: int) -> float:
 
 
 def features(folder: Path, count: int, width: int, rounds: int) -> str:
-    path, guard_path = folder / "features.parquet", folder / "features.safetensors"
+    path = folder / "features.parquet"
+    guard_path = folder / "features.safetensors"
     group = 65_536
     schema = pa.schema([("features", pa.list_(pa.float32(), width))])
     generator = np.random.default_rng(0)
@@ -218,7 +222,10 @@ def features(folder: Path, count: int, width: int, rounds: int) -> str:
     guard = fdbd.Guard(fdbd.Head(torch.randn(10, width), torch.zeros(10)))
     guard.fit(fdbd.Batch(torch.randn(5000, width))).calibrate(fdbd.Batch(torch.randn(1000, width)))
     guard.save(guard_path)
-    reads, scores, shares, quiet = [], [], [], Engine(progress=False)
+    quiet = Engine(progress=False)
+    reads = []
+    scores = []
+    shares = []
     for _ in range(rounds):
         reads.append(seconds_of(lambda: pq.read_table(path, columns=["features"])))
         scores.append(
@@ -254,9 +261,14 @@ def main() -> None:
     rounds = 1 if arguments.quick else 2
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        texts = [images(folder, 600 if arguments.quick else 20_000, rounds, arguments.batch_size)]
-        texts.append(photographs(folder, 200 if arguments.quick else 2000, rounds))
-        texts.append(features(folder, 10_000 if arguments.quick else 1_000_000, 512, rounds))
+        num_images = 600 if arguments.quick else 20_000
+        num_photographs = 200 if arguments.quick else 2000
+        num_rows = 10_000 if arguments.quick else 1_000_000
+        texts = [
+            images(folder, num_images, rounds, arguments.batch_size),
+            photographs(folder, num_photographs, rounds),
+            features(folder, num_rows, 512, rounds),
+        ]
     print("\n".join(texts))
     if writes(arguments.quick):
         about = machine(("torch", "numpy", "pyarrow", "pillow"))

@@ -48,22 +48,36 @@ MIN_PIXELS = 50
 
 # ImageNet's classes that show an object of Pascal VOC.
 WITH_VOC_OBJECT = (
-    *range(7, 25),  # birds
+    # birds
+    *range(7, 25),
     *range(80, 101),
     *range(127, 147),
-    *range(151, 269),  # dogs
-    *range(281, 286),  # cats
-    *(339, 345, 348, 349),  # horse, ox, sheep
-    *(404, 895),  # aeroplanes
-    *(444, 671),  # bicycles
-    *(472, 484, 554, 576, 625, 628, 780, 814, 871, 914),  # boats
-    *(440, 737, 898, 907),  # bottles
-    *(654, 779, 874),  # buses
-    *(407, 436, 468, 511, 609, 627, 656, 661, 751, 817),  # cars
-    *(423, 559, 765),  # chairs
-    *(466, 547, 705, 820),  # trains
-    *(532, 664, 665, 670, 738, 831, 851),  # table, screens, motorbikes, pot plant, sofa
-    *(981, 982),  # people
+    # dogs
+    *range(151, 269),
+    # cats
+    *range(281, 286),
+    # horse, ox, sheep
+    *(339, 345, 348, 349),
+    # aeroplanes
+    *(404, 895),
+    # bicycles
+    *(444, 671),
+    # boats
+    *(472, 484, 554, 576, 625, 628, 780, 814, 871, 914),
+    # bottles
+    *(440, 737, 898, 907),
+    # buses
+    *(654, 779, 874),
+    # cars
+    *(407, 436, 468, 511, 609, 627, 656, 661, 751, 817),
+    # chairs
+    *(423, 559, 765),
+    # trains
+    *(466, 547, 705, 820),
+    # table, screens, motorbikes, pot plant, sofa
+    *(532, 664, 665, 670, 738, 831, 851),
+    # people
+    *(981, 982),
 )
 # Fish, amphibians, reptiles, spiders, shells, insects, food: nothing of VOC, and seldom a person.
 WITHOUT_VOC_OBJECT = (

@@ -76,7 +76,8 @@ def serve_fastapi(guard: str, port: int, size: int) -> None:
             "is_ood": bool(answers.is_ood[0]),
         }
 
-    decide.__annotations__["request"] = Request  # FastAPI cannot look into this function's names
+    # FastAPI cannot look into this function's names.
+    decide.__annotations__["request"] = Request
     app.post("/decide")(decide)
     uvicorn.run(app, port=port, log_level="error")
 
@@ -176,8 +177,10 @@ class Speed(NamedTuple):
     """What a contender did in one round."""
 
     per_second: float
-    cpu_seconds: float  #: of the server, per answer
-    client_seconds: float  #: of the clients, per answer; 0 without clients
+    #: of the server, per answer
+    cpu_seconds: float
+    #: of the clients, per answer; 0 without clients
+    client_seconds: float
 
 
 class Server(NamedTuple):

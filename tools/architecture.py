@@ -23,7 +23,11 @@ else:
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fdbd"
-ROW, WIDTH, LEFT, TOP = 34, 560, 250, 24
+# Of the drawing, in pixels.
+ROW = 34
+WIDTH = 560
+LEFT = 250
+TOP = 24
 
 
 class Package(NamedTuple):
@@ -35,37 +39,38 @@ class Package(NamedTuple):
     modules: tuple[str, ...]
     lines: int
     imports: tuple[str, ...]
-    """Rooms that it imports from, from the ground up."""
+    """Packages that it imports from, from the ground up."""
 
 
 def packages() -> list[Package]:
     """All packages, from the ground up."""
-    names = [name for layer in reversed(_layers()) for name in layer]
+    names: list[str] = []
+    for layer in reversed(_layers()):
+        names += layer
     graph = grimp.build_graph("fdbd", include_external_packages=False, cache_dir=None)
     found = []
     for name in names:
         package = f"fdbd.{name}"
-        modules = sorted(
-            module
-            for module in graph.modules
-            if module == package or module.startswith(f"{package}.")
-        )
-        targets = {
-            target
-            for module in modules
-            for target in graph.find_modules_directly_imported_by(module)
-        }
-        imports = tuple(
-            other
-            for other in names
-            if other != name and any(_inside(target, f"fdbd.{other}") for target in targets)
-        )
-        lines = sum(
-            len(_source(module).read_text(encoding="utf-8").splitlines()) for module in modules
-        )
+        modules = sorted(module for module in graph.modules if _inside(module, package))
+        imported: set[str] = set()
+        lines = 0
+        for module in modules:
+            imported |= graph.find_modules_directly_imported_by(module)
+            lines += len(_source(module).read_text(encoding="utf-8").splitlines())
+        others = [other for other in names if other != name]
         short = tuple(module.removeprefix(f"{package}.") for module in modules if module != package)
-        found.append(Package(name, _sentence(_source(package)), short, lines, imports))
+        what = _sentence(_source(package))
+        found.append(Package(name, what, short, lines, _packages_of(imported, others)))
     return found
+
+
+def _packages_of(modules: set[str], names: list[str]) -> tuple[str, ...]:
+    """Which of these packages the modules belong to."""
+    found = []
+    for name in names:
+        if any(_inside(module, f"fdbd.{name}") for module in modules):
+            found.append(name)
+    return tuple(found)
 
 
 def page(found: list[Package]) -> str:
@@ -97,7 +102,8 @@ def drawing(found: list[Package]) -> str:
     """docs/architecture.svg: one row per package, an arc for each import, to the left of the
     names."""
     place = {package.name: TOP + ROW * index for index, package in enumerate(reversed(found))}
-    arcs, boxes = [], []
+    arcs = []
+    boxes = []
     for package in found:
         y = place[package.name]
         for other in package.imports:
@@ -137,7 +143,11 @@ def _layers() -> list[list[str]]:
     with open(ROOT / "pyproject.toml", "rb") as file:
         contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
-    return [[name.strip() for name in layer.replace(":", "|").split("|")] for layer in layers]
+    found = []
+    for layer in layers:
+        names = layer.replace(":", "|").split("|")
+        found.append([name.strip() for name in names])
+    return found
 
 
 def _inside(module: str, package: str) -> bool:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import fdbd
 
-CLASSES, WIDTH = 4, 6
+CLASSES = 4
+WIDTH = 6
 FIELDS = ("labels", "scores", "p_values", "is_ood")
 THRESHOLDS: tuple[dict[str, float | bool], ...] = (
     {"tpr": 0.9},
@@ -25,7 +26,8 @@ THRESHOLDS: tuple[dict[str, float | bool], ...] = (
 
 
 def main() -> None:
-    warnings.simplefilter("ignore")  # few calibration samples, on purpose
+    # The guards have few calibration samples, on purpose.
+    warnings.simplefilter("ignore")
     folder = Path(__file__).parents[1] / "tests" / "artifacts" / fdbd.__version__
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)
@@ -57,7 +59,11 @@ def _features(folder: Path, generator: torch.Generator, expected: dict[str, Tens
     probe = torch.cat([sample(6).features, far, torch.full((1, WIDTH), torch.nan)])
     expected["probe"] = probe
     shapings = fdbd.list_shapings()
-    names = [f"{name}+fdbd" if name in shapings else name for name in fdbd.list_detectors()]
+    names = []
+    for name in fdbd.list_detectors():
+        # A shaping alone is not a detector.
+        is_shaping = name in shapings
+        names.append(f"{name}+fdbd" if is_shaping else name)
     alone = [name for name in names if not fdbd.create(name).needs.network]
     for index, name in enumerate([*alone, "react+energy", "scale+knn"]):
         guard = fdbd.Guard(head, fdbd.create(name)).fit([train])

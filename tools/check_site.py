@@ -69,7 +69,8 @@ def faults_of(folder: Path) -> list[str]:
 
 def main() -> None:
     folder = Path(sys.argv[1]).resolve()
-    if found := faults_of(folder):
+    found = faults_of(folder)
+    if found:
         sys.exit("\n".join(found))
     print(
         f"{folder / 'index.html'}: every internal link has its target, nothing is loaded from"

@@ -31,7 +31,7 @@ class Parameter(NamedTuple):
 
     @property
     def default(self) -> Any:
-        """``...`` where it must be given."""
+        """``...`` if it must be given."""
         return self.info.default
 
     @property
@@ -48,9 +48,9 @@ class Parameter(NamedTuple):
             name = self.name.replace("_", "-")
             both = f"--{name} / --no-{name}" if self.default is True else f"--{name}"
             return ", ".join(self.info.param_decls or ()) or both
-        name = (self.info.metavar or self.name).upper() + (
-            "..." if "list" in str(self.kind) else ""
-        )
+        name = (self.info.metavar or self.name).upper()
+        if "list" in str(self.kind):
+            name += "..."
         return name if self.is_required else f"[{name}]"
 
     @property
@@ -63,17 +63,18 @@ class Parameter(NamedTuple):
 
     @property
     def row(self) -> str:
+        cells = [f"`{self.usage}`", self.meaning, self._shown_default()]
+        escaped = [cell.replace("|", "\\|") for cell in cells]
+        return f"| {' | '.join(escaped)} |"
+
+    def _shown_default(self) -> str:
+        """Empty for an option that is off, or not there, by default."""
         value = getattr(self.default, "value", self.default)
-        shown = (
-            "required" if self.is_required else "" if value in (None, False, ()) else f"`{value}`"
-        )
-        return (
-            "| "
-            + " | ".join(
-                cell.replace("|", "\\|") for cell in (f"`{self.usage}`", self.meaning, shown)
-            )
-            + " |"
-        )
+        if self.is_required:
+            return "required"
+        if value in (None, False, ()):
+            return ""
+        return f"`{value}`"
 
 
 def parameters(command: Callable[..., object]) -> list[Parameter]:
@@ -95,7 +96,8 @@ def _section(command: Callable[..., object]) -> str:
     arguments = [parameter for parameter in found if parameter.is_argument]
     options = [parameter for parameter in found if not parameter.is_argument]
     usage = " ".join(["fdbd", command.__name__, *(argument.usage for argument in arguments)])
-    usage += " [OPTIONS]" if options else ""
+    if options:
+        usage += " [OPTIONS]"
     parts = [
         f"## fdbd {command.__name__}\n",
         f"```text\n{usage}\n```\n",

@@ -38,7 +38,7 @@ TITLES = {
     "rocket": "Rocket",
 }
 """In the order of the page. The network knows the first four; it takes the rocket for a ship, and
-so does the guard: not every stranger is found."""
+the guard accepts that: not every OOD image is found."""
 
 Colour = tuple[int, int, int]
 

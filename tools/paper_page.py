@@ -19,9 +19,12 @@ from fdbd.paper.experiment import find, list_experiments
 from fdbd.paper.finding import SIGNS, Finding, Record, TextTable
 from fdbd.util.files import beside, data_roots, write_text
 
-_DEFAULTS = Path("paper"), Path("paper-public"), Path("docs/paper.md")
-_MODEL = re.compile(r" \(([^()]*)\)$")  # the model that a statement is about stands at its end
-_MOST_ROWS = 90  # of a table on the page; longer ones are in the files of the results
+_DEFAULTS = (Path("paper"), Path("paper-public"), Path("docs/paper.md"))
+"""The arguments of the command, if they are not given."""
+_MODEL = re.compile(r" \(([^()]*)\)$")
+"""The model that a statement is about, in brackets at its end."""
+_MOST_ROWS = 90
+"""Rows of a table on the page; longer tables are in the files of the results."""
 
 
 def render(small: Sequence[Record], public: Sequence[Record], figures: str = "paper") -> str:
@@ -191,7 +194,8 @@ def read(results: Path, scale: str = "small") -> list[Record]:
 def main() -> None:
     """Write the page and the figures that it shows."""
     given = [Path(argument) for argument in sys.argv[1:]]
-    small_folder, public_folder, page = (*given, *_DEFAULTS[len(given) :])
+    arguments = [*given, *_DEFAULTS[len(given) :]]
+    small_folder, public_folder, page = arguments
     small = read(small_folder)
     public = read(public_folder, "public")
     if not _any_ran(small) and not _any_ran(public):
@@ -202,9 +206,11 @@ def main() -> None:
     figures = page.with_suffix("")
     figures.mkdir(parents=True, exist_ok=True)
     _copy_figures(small_folder, small, figures)
-    _copy_figures(public_folder, public, figures)  # these take the place of the small ones
+    # A public figure takes the place of the small one.
+    _copy_figures(public_folder, public, figures)
     text = render(small, public, figures.name)
-    for root in data_roots():  # the reader's folder is another one
+    # The data are in another folder on the reader's machine.
+    for root in data_roots():
         text = text.replace(f"{root}/", "FDBD_DATA/")
     write_text(page, text)
     print(f"wrote {page}")

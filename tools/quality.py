@@ -120,11 +120,14 @@ def commit() -> str:
 def page(
     tests: dict[str, Any] | None, mutants: list[dict[str, Any]] | None, *, is_quick: bool
 ) -> str:
-    default = slow = NOT_RUN
+    default = NOT_RUN
+    slow = NOT_RUN
     if not is_quick:
         default = f"{count_tests('not slow'):,}"
         slow = f"{count_tests('slow'):,}"
-    outcome = covered = found = NOT_RUN
+    outcome = NOT_RUN
+    covered = NOT_RUN
+    found = NOT_RUN
     if tests is not None:
         outcome = tests["outcome"]
         share = 100 * tests["covered"] / tests["lines"]

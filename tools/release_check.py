@@ -23,8 +23,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-LARGEST_WHEEL, LARGEST_SDIST, LARGEST_FILE = 40_000_000, 45_000_000, 10_000_000
-"""Bytes, at most."""
+# Bytes, at most.
+LARGEST_WHEEL = 40_000_000
+LARGEST_SDIST = 45_000_000
+LARGEST_FILE = 10_000_000
 SOURCES = (
     "pyproject.toml",
     "README.md",
@@ -57,8 +59,14 @@ EXTRAS = {
         "import prometheus_client as p\nfdbd.Monitor(guard).prometheus(p.CollectorRegistry())"
     ),
     "serve": (
+        "import asyncio\n"
         "from fdbd.serve.run import Service, application\n"
-        "application(Service('features.safetensors'))"
+        "async def begin_and_end():\n"
+        "    process = application(Service({'guard': 'features.safetensors'})).process\n"
+        "    await process.begin()\n"
+        "    assert process.is_ready\n"
+        "    await process.end()\n"
+        "asyncio.run(begin_and_end())"
     ),
     "openvino": (
         "from fdbd.export.openvino import export_openvino\nexport_openvino(guard, 'guard.xml',"
@@ -75,9 +83,8 @@ EXTRAS = {
         "fdbd.integrations.mlflow.save_model('features.safetensors', 'logged')\n"
         "assert len(mlflow.pyfunc.load_model('logged').predict(z.numpy())) == len(z)"
     ),
-    "onnx-runtime": (
-        "from fdbd.serve.backend import OnnxBackend\nOnnxBackend('guard.onnx')"
-    ),  # of the extra onnx
+    # The graph is the one that the extra onnx has written.
+    "onnx-runtime": "from fdbd.serve.backend import OnnxBackend\nOnnxBackend('guard.onnx')",
 }
 """One thing to try for each extra; `SETUP` goes before. What `serve` and `monitor` need is in a plain
 install too, except the faster event loop of `serve`."""
@@ -126,8 +133,8 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def run(*command: object, folder: Path | None = None) -> None:
-    """Where a folder is given, it is the home, too, and nothing of this process's Python is
-    inherited."""
+    """Run a command. If a folder is given, it is also the home, and nothing of this process's
+    Python is inherited."""
     print("$", *(str(part).partition("\n")[0] for part in command), flush=True)
     settings = dict(os.environ)
     if folder is not None:
@@ -152,9 +159,11 @@ def check_wheel(wheel: Path) -> None:
     check_size(wheel, LARGEST_WHEEL)
     expected = package_files()
     found = {name for name in sizes if not name.split("/")[0].endswith(".dist-info")}
-    if missing := sorted(expected - found):
+    missing = sorted(expected - found)
+    if missing:
         raise SystemExit(f"the wheel lacks {', '.join(missing)}")
-    if unexpected := sorted(found - expected):
+    unexpected = sorted(found - expected)
+    if unexpected:
         raise SystemExit(f"the wheel holds what git does not: {', '.join(unexpected)}")
     large = [name for name, size in sizes.items() if size > LARGEST_FILE]
     if large:
@@ -193,7 +202,7 @@ def check_sdist(sdist: Path) -> None:
 def check_size(path: Path, largest: int) -> None:
     if path.stat().st_size > largest:
         raise SystemExit(
-            f"{path.name} has {path.stat().st_size:,} bytes, at most {largest:,} are meant to be"
+            f"{path.name} has {path.stat().st_size:,} bytes, more than the limit of {largest:,}"
         )
 
 
@@ -201,7 +210,8 @@ def environment(folder: Path, below: str | None = None) -> Path:
     """The interpreter of a fresh virtual environment; what is in the folder `below` can be
     imported, too."""
     venv.create(folder, with_pip=True)
-    python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    scripts = "Scripts" if sys.platform == "win32" else "bin"
+    python = folder / scripts / "python"
     if below is not None:
         Path(packages(python), "below.pth").write_text(f"{below}\n", encoding="utf-8")
     return python

@@ -57,7 +57,8 @@ def write_pictures(folder: Path) -> None:
 
 def write_guard(folder: Path) -> Path:
     guard = folder / "guard.safetensors"
-    photos, fresh = folder / "photos", folder / "fresh"
+    photos = folder / "photos"
+    fresh = folder / "fresh"
     _fdbd("fit", "cifar10-ce", photos, "--calibration", fresh, "--out", guard)
     return guard
 
@@ -75,7 +76,8 @@ def write_gallery(folder: Path, guard: Path) -> Path:
 def write_disagreements(folder: Path, guard: Path) -> Path:
     """Two guards on the same pictures."""
     other = folder / "other.safetensors"
-    photos, fresh = folder / "photos", folder / "fresh"
+    photos = folder / "photos"
+    fresh = folder / "fresh"
     _fdbd(
         *("fit", "cifar10-ce", photos, "--calibration", fresh),
         *("--detector", "msp", "--out", other),

@@ -14,7 +14,9 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 import fdbd
 from fdbd.geometry import distances
 
-BLUE, RED, GREY = "#4477aa", "#cc3311", "#57606a"
+BLUE = "#4477aa"
+RED = "#cc3311"
+GREY = "#57606a"
 STYLE = {"svg.hashsalt": "fdbd", "font.size": 11, "svg.fonttype": "none"}
 
 

@@ -93,7 +93,8 @@ def config_to_report(folder: Path) -> list[str]:
 
     pixels = np.random.default_rng(0).integers(0, 256, (160, 32, 32, 3), dtype=np.uint8)
     for index, image in enumerate(pixels):
-        place = folder / ("ood" if index >= 120 else "id") / f"class{index % 10}"
+        kind = "ood" if index >= 120 else "id"
+        place = folder / kind / f"class{index % 10}"
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(place / f"{index}.png")
     config = folder / "bench.toml"

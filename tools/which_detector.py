@@ -19,7 +19,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 AUROC = "average AUROC ↑"
 FPR95 = "average FPR95 ↓"
 LOGITS_ONLY = ("msp", "tempscale", "maxlogit", "energy", "entropy", "gen", "klm")
-_BEST = 12  # rows of the tables of regrets
+_BEST = 12
+"""Rows of the tables of regrets."""
 _SECTION = re.compile(r"^<!-- (\S+) -->\n## (.*)$", re.MULTILINE)
 
 Measured = dict[str, dict[str, float]]
@@ -33,7 +34,8 @@ class Advice:
 
     situation: str
     take: tuple[str, ...]
-    networks: str  # what the names of their sections start with
+    #: what the names of their sections start with
+    networks: str
     within: float
     column: str = AUROC
     #: the detectors that are compared; all, if empty
@@ -285,8 +287,9 @@ def _both(numbers: dict[str, float]) -> str:
 def main() -> None:
     """Write the page."""
     given = [Path(argument) for argument in sys.argv[1:]]
-    defaults = (DOCS / "results.md", DOCS / "which-detector.md")
-    results, page = (*given, *defaults[len(given) :])
+    defaults = [DOCS / "results.md", DOCS / "which-detector.md"]
+    arguments = [*given, *defaults[len(given) :]]
+    results, page = arguments
     try:
         text = render(results.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -145,5 +145,6 @@ def _explain(error: Exception) -> int:
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    if issubclass(category, UserWarning):  # others are for developers
+    # Warnings of other kinds are for developers.
+    if issubclass(category, UserWarning):
         note(f"warning: {' '.join(str(message).split())}")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("html", "json", "csv", "md", "tex")
 Positive = Enum("Positive", {"id": "id", "ood": "ood"}, type=str)
-TOP = 5  # detectors that are shown without --all
+TOP = 5
+"""Detectors that are shown without --all."""
 
 
 class CompareMetric(str, Enum):

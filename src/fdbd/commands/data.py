@@ -116,7 +116,8 @@ def _list(as_json: bool) -> None:
         cells.append("yes" if row["here"] else "")
         lines.append(cells)
     print_table([*columns[:-1], "MB", "here"], lines)
-    for row in rows:  # beneath, since no column is wide enough
+    # Below the table, since no column is wide enough.
+    for row in rows:
         Console().print(
             Text.assemble((row["name"], "bold"), f": {row['licence']}; {row['how']}"),
             overflow="fold",
@@ -162,7 +163,8 @@ def cache(
         f"{store.root}: {len(entries)} sets of features, "
         f"{sum(e.num_bytes for e in entries) / 1e6:.1f} MB"
     ]
-    for entry in entries:  # a key is given to clear as it stands, so it has a line of its own
+    # `fdbd cache clear` takes a key as it is printed, so each has a line of its own.
+    for entry in entries:
         rows = f"{entry.rows_done:,}"
         if not entry.is_complete:
             rows += f" of {entry.rows:,}"

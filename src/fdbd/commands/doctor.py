@@ -124,7 +124,8 @@ def _kernels() -> str:
 
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return "no: NUMBA_DISABLE_JIT is set, plain torch does the work"
-    width, classes = 64, 3
+    width = 64
+    classes = 3
     features = torch.linspace(-1, 1, dispatch.WORTH_A_KERNEL).reshape(-1, width)
     predicted = torch.arange(len(features)) % classes
     folded = (
@@ -136,7 +137,8 @@ def _kernels() -> str:
     try:
         score = dispatch.folded_score(features, folded, True, predicted=predicted)
         expected = dispatch.plain_score(features, predicted, folded, True)
-    except Exception as error:  # whatever a broken compiler raises
+    except Exception as error:
+        # A broken compiler may raise anything.
         return f"no: {type(error).__name__}: {one_line(error)[:200]}"
     if not torch.allclose(score, expected, rtol=1e-4, atol=1e-5):
         return "no: its results are wrong here"

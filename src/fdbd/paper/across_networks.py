@@ -240,7 +240,8 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> tuple[f
     >>> rank_correlation([1, 2, 3], [10, 20, 30])
     (1.0, 0.3333333333333333)
     """
-    from scipy.stats import permutation_test, rankdata  # half a second to import
+    # Imported here, since it takes half a second.
+    from scipy.stats import permutation_test, rankdata
 
     if min(len(set(first)), len(set(second))) < 3:
         return math.nan, 1.0

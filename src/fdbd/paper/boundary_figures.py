@@ -19,7 +19,8 @@ from fdbd.paper.finding import Finding, difference, difference_of_means
 from fdbd.paper.models import EvaluatedModel, average, load_models
 from fdbd.paper.settings import Deviation, Distances, ModelSettings, NearestK
 
-_BLOCK_BYTES = 64 << 20  # of a block of distances (samples, classes) in float64
+_BLOCK_BYTES = 64 << 20
+"""Bytes of a block of distances (samples, classes) in float64."""
 
 
 def overview(finding: Finding, settings: ModelSettings) -> None:

@@ -44,12 +44,15 @@ class StudyNetwork:
     """One network of the study, with all that is asked of it."""
 
     title: str
-    group: str  #: "development" or "test"
-    near: tuple[str, ...]  #: names of its near OOD sets; the others are far
+    #: "development" or "test"
+    group: str
+    #: names of its near OOD sets; the others are far
+    near: tuple[str, ...]
     head: Head
     train: FeatureSet
     held_out: FeatureSet
-    kinds: Mapping[str, FeatureSet]  #: pseudo-OOD images, made of the held-out ones
+    #: pseudo-OOD images, made of the held-out ones
+    kinds: Mapping[str, FeatureSet]
     test: FeatureSet
     ood: Mapping[str, FeatureSet]
 
@@ -72,8 +75,10 @@ class StudyScores:
     group: str
     near: tuple[str, ...]
     candidates: tuple[str, ...]
-    sets: Mapping[str, Floats]  #: by the names of `StudyNetwork.sets`, (candidates, N) each
-    failures: Mapping[str, str]  #: why a candidate has no scores
+    #: by the names of `StudyNetwork.sets`, (candidates, N) each
+    sets: Mapping[str, Floats]
+    #: why a candidate has no scores
+    failures: Mapping[str, str]
     class_hold_out: Floats
     """(candidates,) AUROC between held-out images and those of classes that the fit and the head
     were deprived of; NaN if it was not computed."""
@@ -123,7 +128,8 @@ class NetworkEntry:
     model: str
     id: str
     checkpoint: str | None = None
-    remedy: str = ""  #: how to get the checkpoint
+    #: how to get the checkpoint
+    remedy: str = ""
     preprocess: str | None = None
 
 
@@ -145,7 +151,8 @@ class Protocol:
     kinds: tuple[str, ...]
     candidates: tuple[str, ...]
     sizes: Mapping[str, Sizes]
-    ood: Mapping[str, tuple[str, ...]]  #: by the name of the ID set
+    #: by the name of the ID set
+    ood: Mapping[str, tuple[str, ...]]
     near: Mapping[str, tuple[str, ...]]
     networks: tuple[NetworkEntry, ...]
 

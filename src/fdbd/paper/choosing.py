@@ -38,10 +38,14 @@ END = Path(__file__).with_name("choosing_end.md")
 class Tables:
     """What the rules work with, of one network; candidates are rows."""
 
-    kinds: dict[str, Floats]  #: (D,) AUROC on each kind
-    log_p: dict[str, Floats]  #: (D, N) log p-values on the test set and on each OOD set
-    single: dict[str, Floats]  #: (D,) AUROC on each OOD set
-    single_fpr: dict[str, Floats]  #: (D,) FPR95 on each OOD set
+    #: (D,) AUROC on each kind
+    kinds: dict[str, Floats]
+    #: (D, N) log p-values on the test set and on each OOD set
+    log_p: dict[str, Floats]
+    #: (D,) AUROC on each OOD set
+    single: dict[str, Floats]
+    #: (D,) FPR95 on each OOD set
+    single_fpr: dict[str, Floats]
 
     @classmethod
     def from_scores(cls, scores: StudyScores) -> Tables:
@@ -85,10 +89,12 @@ class Rule:
 
     name: str
     beta: float = 0.5
-    average: str = "trimmed"  #: "trimmed", "mean", "median", "lower" or "upper"
+    #: "trimmed", "mean", "median", "lower" or "upper"
+    average: str = "trimmed"
     kinds: tuple[str, ...] = WEIGHING
     pool: tuple[str, ...] = FIRST_POOL
-    combine: str = "fisher"  #: or "harmonic"
+    #: or "harmonic"
+    combine: str = "fisher"
     least: float = 0.0
 
     def weights(self, scores: StudyScores, tables: Tables) -> Floats:
@@ -262,8 +268,10 @@ class Regrets:
     name: str
     all_sets: Floats
     far: Floats
-    near: Floats  #: of the networks that have near sets
-    fpr: Floats  #: mean FPR95 over all sets, percent, of each network
+    #: of the networks that have near sets
+    near: Floats
+    #: mean FPR95 over all sets, percent, of each network
+    fpr: Floats
 
     def row(self) -> list[str]:
         """Cells of a table."""

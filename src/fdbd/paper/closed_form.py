@@ -249,10 +249,14 @@ def _race(model: EvaluatedModel, settings: DistanceQuality, finding: Finding) ->
 class _WithAttack(NamedTuple):
     """How the distances that the attack found compare with the other two."""
 
-    success: float  #: share of the pairs on which the attack succeeded
-    above_exact: Tensor  #: relative excess over the exact distance, if it succeeded
-    above_closed: Tensor  #: relative excess over the closed form, for the same pairs
-    ordered: bool  #: closed form ≤ exact ≤ attack for every pair
+    #: share of the pairs on which the attack succeeded
+    success: float
+    #: relative excess over the exact distance, if it succeeded
+    above_exact: Tensor
+    #: relative excess over the closed form, for the same pairs
+    above_closed: Tensor
+    #: closed form ≤ exact ≤ attack for every pair
+    ordered: bool
 
 
 def _compare_with_attack(exact: Tensor, closed: Tensor, attacked: Tensor) -> _WithAttack:
@@ -261,7 +265,8 @@ def _compare_with_attack(exact: Tensor, closed: Tensor, attacked: Tensor) -> _Wi
     exact = exact[reached]
     closed = closed[reached]
     attacked = attacked[reached]
-    tolerance = 1 + 1e-5  # the attack computes in float32
+    # The attack computes in float32.
+    tolerance = 1 + 1e-5
     closed_is_least = bool((closed <= exact * tolerance).all())
     attack_is_largest = bool((exact <= attacked * tolerance).all())
     return _WithAttack(
@@ -354,16 +359,24 @@ class _Case:
 
     classes: int
     width: int
-    pairs: int  #: reachable pairs of a sample and a class
-    violation: float  #: largest relative excess of the closed form over the exact distance
-    nearest: float  #: largest relative difference of the two at the nearest class
+    #: reachable pairs of a sample and a class
+    pairs: int
+    #: largest relative excess of the closed form over the exact distance
+    violation: float
+    #: largest relative difference of the two at the nearest class
+    nearest: float
     gap_mean: float
     gap_p95: float
-    equal: float  #: share of the pairs at which the two are equal
-    tried: int  #: points among which members nearer than the closed form were looked for
-    found: int  #: pairs for which one was found
-    beyond: float  #: share of the samples for which one was found just beyond the bound
-    broken: float  #: share of the pairs with one, if k is not the predicted class
+    #: share of the pairs at which the two are equal
+    equal: float
+    #: points among which members nearer than the closed form were looked for
+    tried: int
+    #: pairs for which one was found
+    found: int
+    #: share of the samples for which one was found just beyond the bound
+    beyond: float
+    #: share of the pairs with one, if k is not the predicted class
+    broken: float
 
 
 def theorem(finding: Finding, settings: Theorem) -> None:
@@ -499,10 +512,14 @@ def _case(
 class _Search(NamedTuple):
     """What a search for points nearer than the closed form has found."""
 
-    tried: int  #: points
-    found: int  #: pairs of a sample and a class with a point nearer than the closed form
-    beyond: float  #: share of the samples with a point just beyond it, at the nearest class
-    broken: float  #: share of the pairs with a nearer point, for k not the predicted class
+    #: points
+    tried: int
+    #: pairs of a sample and a class with a point nearer than the closed form
+    found: int
+    #: share of the samples with a point just beyond it, at the nearest class
+    beyond: float
+    #: share of the pairs with a nearer point, for k not the predicted class
+    broken: float
 
 
 def _search(

@@ -22,8 +22,10 @@ from fdbd.paper.settings import Complexity
 
 ALL_PAIRS = "fDBD as printed, O(C + P)"
 FOLDED = "fDBD folded, O(P)"
-_IMAGES = 16  # in a timed batch of ODIN
-_CLUSTERS = 10  # of SSD
+_IMAGES = 16
+"""Images in a timed batch of ODIN."""
+_CLUSTERS = 10
+"""Clusters of SSD."""
 _FEWEST_RUNS = 5
 
 Curves = dict[str, list[float]]
@@ -149,7 +151,8 @@ def _seconds(score: Callable[[], Any], settings: Complexity) -> float:
     spent = 0.0
     runs = 0
     with torch.inference_mode():
-        score()  # compiles, and fills caches
+        # The first call compiles, and fills caches.
+        score()
         while runs < _FEWEST_RUNS or spent < settings.budget:
             start = time.process_time()
             score()
@@ -289,7 +292,8 @@ def _draw(
             lines[f"{name}: slope {slopes[name][axis]:.2f}"] = [1e6 * value for value in seconds]
         plot.curves(panel, sizes, lines, 4, colours)
         highest = max(max(part) for part in lines.values())
-        panel.set_ylim(top=300 * highest)  # room for the legend
+        # Room for the legend.
+        panel.set_ylim(top=300 * highest)
         panel.grid(color="#eeeeee")
     plot.label(
         left,

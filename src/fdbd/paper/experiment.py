@@ -22,18 +22,25 @@ and data."""
 class Experiment:
     """One table, figure or statement of the paper, at one scale."""
 
-    name: str  #: what `fdbd paper NAME` takes
-    kind: str  #: which program runs it, a key of `fdbd.paper.runner.PROGRAMS`
+    #: what `fdbd paper NAME` takes
+    name: str
+    #: which program runs it, a key of `fdbd.paper.runner.PROGRAMS`
+    kind: str
     title: str
-    place: str  #: where it stands in the paper
-    claim: str  #: what the paper says, in our words
+    #: where it stands in the paper
+    place: str
+    #: what the paper says, in our words
+    claim: str
     scale: str
     #: the other entries of the file, overridden by those of the scale's section; the type is that
     #: of the kind in `fdbd.paper.settings.KINDS`
     settings: Any
-    digest: str  #: SHA-256 of the file and the scale
-    device: str = "auto"  #: where networks run, as for `choose_device`
-    question: str = ""  #: what is asked here beyond the paper
+    #: SHA-256 of the file and the scale
+    digest: str
+    #: where networks run, as for `choose_device`
+    device: str = "auto"
+    #: what is asked here beyond the paper
+    question: str = ""
 
 
 def list_experiments() -> list[str]:

@@ -178,15 +178,20 @@ class Finding:
     """An experiment and what its program has found so far."""
 
     experiment: Experiment
-    say: Callable[[str], None] = lambda text: None  #: called with a few words on what is being done
-    tables: list[TextTable] = field(default_factory=list)  #: the most important one first
-    statements: list[Statement] = field(default_factory=list)  #: the claim, one by one
+    #: called with a few words on what is being done
+    say: Callable[[str], None] = lambda text: None
+    #: the most important one first
+    tables: list[TextTable] = field(default_factory=list)
+    #: the claim, one by one
+    statements: list[Statement] = field(default_factory=list)
     #: what a reader must know, such as stand-ins and conventions
     notes: list[str] = field(default_factory=list)
     #: what was not available, with the way to get it
     missing: list[str] = field(default_factory=list)
-    data: dict[str, Any] = field(default_factory=dict)  #: numbers for the JSON file
-    figure: Any = None  #: a Figure of matplotlib
+    #: numbers for the JSON file
+    data: dict[str, Any] = field(default_factory=dict)
+    #: a Figure of matplotlib
+    figure: Any = None
     #: further tables as pairs of Markdown and LaTeX
     more: list[tuple[str, str]] = field(default_factory=list)
 

@@ -23,8 +23,10 @@ from fdbd.paper.models import EvaluatedModel
 MDS_NOISE = 0.005
 """Step of MDS in [0, 1] pixel units, as the paper gives it."""
 
-_BATCH = 16  # a gradient of large images through a deep network takes about 100 MB per image
-_TIMED = 32  # images of a timed batch
+_BATCH = 16
+"""Images at a time: a gradient through a deep network takes about 100 MB per large image."""
+_TIMED = 32
+"""Images of a timed batch."""
 
 
 class RotatedCSI(CSI):

@@ -9,9 +9,12 @@ import numpy as np
 from fdbd.bench.figures import Floats
 from fdbd.util.pages import score_range
 
-INSIDE, OUTSIDE, GREY = "#1f5fa8", "#d1495b", "#888888"
+INSIDE = "#1f5fa8"
+OUTSIDE = "#d1495b"
+GREY = "#888888"
 COLOURS = ("#d1495b", "#edae49", "#66a182", "#7a5195", "#2e4057", "#8d96a3", "#00798c")
-Axes = Any  # matplotlib's, an optional extra
+Axes = Any
+"""Axes of matplotlib, which is an optional extra."""
 
 
 def label(

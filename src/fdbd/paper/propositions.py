@@ -25,7 +25,8 @@ from fdbd.paper.finding import Finding
 from fdbd.paper.models import load_models
 from fdbd.paper.settings import PropositionKL, PropositionOne, PropositionTwo
 
-_FEWEST = 50  # points that an average takes
+_FEWEST = 50
+"""Points that an average needs."""
 _ANGLES = 4001
 DIVERGENCES = {
     "x": ("deviation x", "#bbbbbb"),
@@ -230,14 +231,22 @@ class Case:
 
     classes: int
     width: int
-    reach: float  #: 2σ, how far a dense region reaches from its class mean
-    radius: float  #: of the sphere
-    angle: float  #: up to which points of the sphere belong to a dense region
-    inside: float  #: average distance of the points in the dense regions
-    outside: float  #: average distance of the points outside
-    error: float  #: standard error of the difference of the two
-    share: float  #: `reach` in units of the largest one that keeps classes apart
-    place: float = 0.0  #: where the radius lies between −1 and 1 of the reach
+    #: 2σ, how far a dense region reaches from its class mean
+    reach: float
+    #: of the sphere
+    radius: float
+    #: up to which points of the sphere belong to a dense region
+    angle: float
+    #: average distance of the points in the dense regions
+    inside: float
+    #: average distance of the points outside
+    outside: float
+    #: standard error of the difference of the two
+    error: float
+    #: `reach` in units of the largest one that keeps classes apart
+    share: float
+    #: where the radius lies between −1 and 1 of the reach
+    place: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -436,11 +445,13 @@ def _twins(
     """Class means in pairs, `angle` to either side of the corners of a simplex: equal norms,
     centred, separated."""
     corners = simplex_etf(pairs, width)
-    aside = torch.eye(width, dtype=torch.float64)[pairs - 1]  # a direction that no corner has
+    # A direction in which no corner points.
+    aside = torch.eye(width, dtype=torch.float64)[pairs - 1]
     one_twin = math.cos(angle) * corners + math.sin(angle) * aside
     other_twin = math.cos(angle) * corners - math.sin(angle) * aside
     means = torch.cat([one_twin, other_twin])
-    reach = share * math.sin(angle)  # the distance of a mean to the boundary with its twin
+    # The sine is the distance of a mean to the boundary with its twin.
+    reach = share * math.sin(angle)
     cap = cap_angle(1.0, 1.0, reach)
     per_mean = count // len(means) + 1
     dense = torch.cat([band(per_mean, mean, 0.0, cap, generator) for mean in means])
@@ -681,7 +692,8 @@ def _random_sides(random: np.random.Generator, same: bool) -> tuple[float, float
     if same:
         marginals[1] = marginals[0]
     elif random.random() < 0.5:
-        given_x[1] = given_x[0] + 0.2 * given_x[1]  # x tells most, and y follows it
+        # Most of the difference is in x, and y follows it.
+        given_x[1] = given_x[0] + 0.2 * given_x[1]
     joint = []
     for marginal, conditional in zip(marginals, given_x):
         normalised = conditional / conditional.sum(axis=1, keepdims=True)

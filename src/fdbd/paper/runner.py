@@ -118,7 +118,8 @@ def _run_or_say_why_not(experiment: Experiment, folder: Path, say: Callable[[str
 
 
 def _find(name: str, scale: str, device: str) -> Experiment:
-    choose_device(device)  # an error now rather than in the middle
+    # A device that does not exist is an error now, not in the middle of a run.
+    choose_device(device)
     return find(name, scale, device)
 
 

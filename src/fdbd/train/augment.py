@@ -53,7 +53,8 @@ class Augment:
         draws: Draws = {"flip": uniform() < flip_probability}
         if self.area is not None:
             share = uniform(low=self.area[0], high=self.area[1]).sqrt()
-            ratio = torch.exp(uniform(low=-0.2877, high=0.2877)).sqrt()  # log(4/3) = 0.2877
+            # Aspect ratios from 3/4 to 4/3: log(4/3) = 0.2877.
+            ratio = torch.exp(uniform(low=-0.2877, high=0.2877)).sqrt()
             size = torch.stack([(share * ratio).clamp(max=1), (share / ratio).clamp(max=1)], dim=1)
             draws["size"] = size
             # In grid_sample's coordinates, −1 … 1.

@@ -62,7 +62,8 @@ class Preset:
     linear_lr: float = 0.1
     linear_weight_decay: float = 1e-4
     linear_flip: bool = True
-    mean: tuple[float, ...] = (0.4914, 0.4822, 0.4465)  #: of CIFAR-10
+    #: of CIFAR-10
+    mean: tuple[float, ...] = (0.4914, 0.4822, 0.4465)
     std: tuple[float, ...] = (0.2470, 0.2435, 0.2616)
     seed: int = 0
 
