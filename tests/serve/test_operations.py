@@ -202,15 +202,22 @@ def test_records_are_bounded_and_a_disk_that_fails_costs_records_not_answers(tmp
     from fdbd.serve import decisions
 
     dropped: list[int] = []
-    log = decisions.DecisionLog(tmp_path, 2 * decisions._FILE_BYTES, dropped.append)
-    record = {"thumbnail": "x" * 1_000_000}
-    for _ in range(260):
-        log.add(record)
-        time.sleep(0.002)
-    log.stop()
-    sizes = [path.stat().st_size for path in tmp_path.glob("*.jsonl")]
-    assert len(sizes) <= 2
-    assert sum(sizes) < 2.2 * decisions._FILE_BYTES
+    most = 2_000_000
+    for start in (0, 300):
+        # The second log goes on with the files of the first.
+        log = decisions.DecisionLog(tmp_path, most, dropped.append)
+        for number in range(start, start + 300):
+            log.add({"number": number, "thumbnail": "x" * 20_000})
+            time.sleep(0.001)
+        log.stop()
+        files = list(tmp_path.glob("*.jsonl"))
+        assert sum(path.stat().st_size for path in files) <= most
+        numbers = []
+        for path in files:
+            numbers += [json.loads(line)["number"] for line in path.read_text().splitlines()]
+        # The latest are there without a gap, and no more is gone than had to be.
+        assert sorted(numbers) == list(range(start + 300 - len(numbers), start + 300))
+        assert len(numbers) > 0.7 * most / 20_000
     assert not dropped
     gone = tmp_path / "gone"
     failing = decisions.DecisionLog(gone, 10, dropped.append)

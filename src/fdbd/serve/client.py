@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.utils
 import http.client
 import json
 import os
@@ -173,12 +174,15 @@ class Client:
                 reason = str(error) or type(error).__name__
             else:
                 if status < 400:
-                    return json.loads(answer)
+                    return self._read(answer, status)
                 reason = _reason(answer)
                 if status not in _REPEATED:
                     raise ServiceError(f"{self._url} answered {status}: {reason}", status)
             # Clients that were refused together should not come back together.
-            pause = wait * (0.5 + random.random()) if stated_wait is None else stated_wait
+            if stated_wait is None:
+                pause = wait * (0.5 + random.random())
+            else:
+                pause = stated_wait + _FIRST_WAIT * random.random()
             if time.monotonic() + pause >= deadline:
                 waited = f"within {self._timeout:g} s"
                 raise ServiceError(f"{self._url} did not answer {waited}: {reason}", status)
@@ -202,11 +206,25 @@ class Client:
         body = answer.read()
         if answer.will_close:
             self.close()
-        wait = None
-        stated = answer.headers.get("retry-after", "")
-        if stated.isdecimal():
-            wait = float(stated)
-        return answer.status, wait, body
+        return answer.status, _stated_wait(answer.headers.get("retry-after", "")), body
+
+    def _read(self, answer: bytes, status: int) -> Any:
+        try:
+            return json.loads(answer)
+        except ValueError:
+            reason = f"{self._url} answered {status} without JSON: is fdbd serve at this address?"
+            raise ServiceError(reason, status) from None
+
+
+def _stated_wait(text: str) -> float | None:
+    """The seconds that `Retry-After` names, which may be a date; None if it names none."""
+    if text.isdecimal():
+        return float(text)
+    try:
+        moment = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0.0, moment.timestamp() - time.time())
 
 
 def _path(guard: str | None, explain: bool) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import queue
 import threading
 import time
@@ -25,6 +24,9 @@ QUEUE = 5_000
 """Records that wait for the disk at most, with thumbnails about 20 MB."""
 _FILE_BYTES = 64 * 1024**2
 """A file of this size is closed, and the next one begun."""
+_FEWEST_FILES = 4
+"""If a process may not keep this many such files, its files are smaller, so that no more than about
+a quarter of the records is deleted at once."""
 _WAIT_SECONDS = 0.5
 """How long a record may wait in memory before it is in the file."""
 
@@ -43,7 +45,8 @@ class DecisionLog:
     def __init__(self, folder: Path, most_bytes: int, dropped: Callable[[int], object]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._most_files = max(2, most_bytes // _FILE_BYTES)
+        self._most_bytes = most_bytes
+        self._file_bytes = min(_FILE_BYTES, most_bytes // _FEWEST_FILES)
         self._dropped = dropped
         self._held = contextlib.ExitStack()
         self._process = self._claim()
@@ -104,11 +107,11 @@ class DecisionLog:
         self._held.close()
 
     def _write_one(self, record: Record) -> None:
-        if self._file is None or self._file.tell() > _FILE_BYTES:
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        if self._file is None or self._file.tell() + len(line) > self._file_bytes:
             self._close()
-            self._file = self._next_file().open("ab")
-        line = json.dumps(record, separators=(",", ":")) + "\n"
-        self._file.write(line.encode())
+            self._file = self._next_file(len(line)).open("ab")
+        self._file.write(line)
 
     def _close(self) -> None:
         if self._file is not None:
@@ -132,18 +135,23 @@ class DecisionLog:
                 break
         return records
 
-    def _next_file(self) -> Path:
-        """The latest file if it has room, else a new one, after the oldest were deleted."""
+    def _next_file(self, needed: int) -> Path:
+        """The latest file if it has room for so many bytes, else a new one, after the oldest were
+        deleted."""
         prefix = f"decisions-{self._process}-"
         mine = sorted(self._folder.glob(f"{prefix}*.jsonl"), key=_number)
-        if mine and mine[-1].stat().st_size < _FILE_BYTES:
+        # One byte more than needed: a line that a killed process left unfinished may have to end.
+        if mine and _size(mine[-1]) + needed < self._file_bytes:
             self._end_line(mine[-1])
             return mine[-1]
-        while len(mine) >= self._most_files:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(mine[0])
-            mine.pop(0)
         number = _number(mine[-1]) + 1 if mine else 0
+        sizes = [_size(path) for path in mine]
+        kept = sum(sizes)
+        for oldest, size in zip(mine, sizes):
+            if kept + self._file_bytes <= self._most_bytes:
+                break
+            oldest.unlink(missing_ok=True)
+            kept -= size
         return self._folder / f"{prefix}{number}.jsonl"
 
     def _end_line(self, path: Path) -> None:
@@ -155,6 +163,14 @@ class DecisionLog:
             file.seek(content_end - 1)
             if file.read(1) != b"\n":
                 file.write(b"\n")
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; 0 if somebody has deleted it."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _number(path: Path) -> int:
