@@ -7,7 +7,7 @@ import math
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -135,13 +135,18 @@ def _assert_close(found: Tensor, expected: Tensor, promise: str, tolerance: floa
     finite = expected[expected.isfinite()].abs()
     largest = float(finite.max()) if len(finite) else 1.0
     allowed = tolerance * max(1.0, largest)
-    is_same_shape = found.shape == expected.shape
-    if is_same_shape:
-        differences = (found.double() - expected.double()).abs()
-        is_near = (differences <= allowed) | (found == expected)
-        if bool(is_near.all()):
-            return
-    raise AssertionError(f"{promise}: got {found.tolist()}, expected {expected.tolist()}")
+    assert found.shape == expected.shape, (
+        f"{promise}: the shape is {tuple(found.shape)}, expected {tuple(expected.shape)}"
+    )
+    differences = (found.double() - expected.double()).abs()
+    is_near = (differences <= allowed) | (found == expected)
+    wrong = (~is_near).nonzero()[:, 0].tolist()
+    if wrong:
+        first = wrong[0]
+        raise AssertionError(
+            f"{promise}: {len(wrong)} of {len(found)} scores differ, that of sample {first} is "
+            f"{found[first].item():.6g}, expected {expected[first].item():.6g}"
+        )
 
 
 def _complaint(action: Callable[[], object], *kinds: type[Exception]) -> str:
@@ -157,6 +162,9 @@ def check_documentation(detector: Detector) -> None:
     """It has a docstring; it is rebuilt from its name and options; a repr shows it."""
     part = detector.shaping if isinstance(detector, Shaped) else detector
     kind = type(part).__name__
+    assert "_modules" in vars(part), (
+        f"{kind}.__init__ does not begin with super().__init__(), which every torch module needs"
+    )
     assert (type(part).__doc__ or "").strip(), f"{kind} has no docstring"
     assert part.paper is None or part.paper.year > 1900, f"{kind} has a paper without a year"
     assert kind in repr(detector), f"the repr of {kind} does not name it"
@@ -170,28 +178,8 @@ def check_fit_and_score(detector: Detector) -> None:
     """A fit takes what `needs` names and no more, and a score is one number per sample, (N,), in
     the dtype of the fit; a good row has a finite score."""
     data = trial_data(detector)
-    needs = detector.needs
-    batches = data.train if needs.labels else data.train._replace(labels=None)
-    try:
-        learner = fitted(detector, data, [batches])
-    except Exception as error:
-        if needs.labels or _complaint(lambda: fitted(detector, data), Exception):
-            raise
-        raise AssertionError(
-            "the fit reads labels, and needs does not say labels=True, so that it gets none "
-            f"({type(error).__name__}: {error})"
-        ) from error
-    try:
-        scores = learner.score(data.queries)
-    except Exception as error:
-        given = data.queries._replace(logits=data.head(data.queries.features))
-        if needs.logits or _complaint(lambda: learner.score(given), Exception):
-            raise
-        raise AssertionError(
-            "the formula reads logits, and needs does not say logits=True, so that it may get none "
-            f"({type(error).__name__}: {error})"
-        ) from error
-    assert isinstance(scores, Tensor), f"a score is a {type(scores).__name__}, expected a tensor"
+    learner = _fitted_on_what_is_needed(detector, data)
+    scores = _score_of_what_is_needed(learner, data)
     shape = tuple(scores.shape)
     assert shape == (QUERIES,), f"{QUERIES} samples have scores of shape {shape}, not ({QUERIES},)"
     assert scores.dtype == torch.float64, (
@@ -203,6 +191,37 @@ def check_fit_and_score(detector: Detector) -> None:
         f"samples {bad} have only finite numbers and the score −inf: the formula gives NaN or an "
         "infinity for them"
     )
+
+
+def _fitted_on_what_is_needed(detector: Detector, data: TrialData) -> Detector:
+    """The detector, fitted on labels only if `needs` names them. If that fails although a fit with
+    labels succeeds, the error says so."""
+    needs_labels = detector.needs.labels
+    train = data.train if needs_labels else data.train._replace(labels=None)
+    try:
+        return fitted(detector, data, [train])
+    except Exception as error:
+        if needs_labels or _complaint(lambda: fitted(detector, data), Exception):
+            raise
+        raise AssertionError(
+            "the fit reads labels, and needs does not say labels=True, so that it gets none "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _score_of_what_is_needed(learner: Detector, data: TrialData) -> Any:
+    """The scores of queries without logits. If they fail although queries with logits can be
+    scored, the error says so."""
+    with_logits = data.queries._replace(logits=data.head(data.queries.features))
+    try:
+        return learner.score(data.queries)
+    except Exception as error:
+        if learner.needs.logits or _complaint(lambda: learner.score(with_logits), Exception):
+            raise
+        raise AssertionError(
+            "the formula reads logits, and needs does not say logits=True, so that it may get none "
+            f"({type(error).__name__}: {error})"
+        ) from error
 
 
 def check_inputs_are_left_alone(detector: Detector) -> None:
@@ -236,11 +255,21 @@ def check_state_is_in_buffers(detector: Detector) -> None:
         for name, value in vars(module).items():
             if name in ("_buffers", "_modules", "_parameters", "fit_dtype", "training"):
                 continue
-            is_learnt = isinstance(value, (Tensor, np.ndarray)) or name not in before
+            is_learnt = _is_array(value) or name not in before or _differs(value, before[name])
             assert not is_learnt or value is None, (
                 f"the fit keeps {name} as an attribute of {type(module).__name__}, which no file "
                 f"holds: call self.set_buffers({name}=tensor)"
             )
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, (Tensor, np.ndarray))
+
+
+def _differs(value: object, before: object) -> bool:
+    """Whether plain values, or a container of values, are others than before a fit."""
+    plain = (bool, int, float, str, list, tuple, dict, set)
+    return isinstance(value, plain) and repr(value) != repr(before)
 
 
 def check_direction(detector: Detector) -> None:
@@ -273,13 +302,9 @@ def check_needs(detector: Detector) -> None:
     """`needs` is true: passes and labels of a fit, and what a score reads."""
     data = trial_data(detector)
     needs = detector.needs
-    train = data.train if needs.labels else data.train._replace(labels=None)
-    counted = _Counted(train)
-    learner = fitted(detector, data, counted)
-    # The first batch is looked at in any case.
-    allowed = math.inf if needs.passes is None else max(needs.passes, 1)
-    assert counted.passes <= allowed, (
-        f"needs says {needs.passes} passes, the fit made {counted.passes}"
+    learner, passes = _fitted_counting_passes(detector, data)
+    assert needs.passes is None or passes <= needs.passes, (
+        f"needs says passes={needs.passes}, and the fit asks for {passes} (one with each yield)"
     )
     scores = learner.score(data.queries)
     logits = data.head(data.queries.features) + torch.arange(CLASSES)
@@ -293,16 +318,21 @@ def check_needs(detector: Detector) -> None:
         _assert_close(learner.score(moved), learner.score(other), promise)
 
 
-class _Counted:
-    """One batch, again and again; counts how often it was asked for."""
+def _fitted_counting_passes(detector: Detector, data: TrialData) -> tuple[Detector, int]:
+    """A copy of the detector, fitted without labels unless it needs them, and the number of passes
+    over the training data that it asked for."""
+    learner = copy.deepcopy(detector)
+    train = data.train if detector.needs.labels else data.train._replace(labels=None)
+    passes = 0
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        self.passes = 0
+    def sum_up(statistics: Together) -> Together:
+        nonlocal passes
+        passes += 1
+        add_batches(statistics, [train], data.head, learner)
+        return statistics
 
-    def __iter__(self) -> Iterator[Batch]:
-        self.passes += 1
-        yield self.batch
+    fit_by(sum_up, learner, data.head, torch.float64)
+    return _calibrated(learner, data), passes
 
 
 def check_fit(detector: Detector) -> None:

@@ -83,6 +83,10 @@ class Careless(Detector):
     def __init__(self, fault: str = "") -> None:
         super().__init__()
         self.fault = fault
+        self.memory: list[torch.Tensor] = []
+        if fault == "no yield":
+            # As a method without a yield does.
+            self.passes = lambda head: None  # type: ignore[method-assign]
 
     def passes(self, head: fdbd.Head) -> Passes:
         width = head.num_features
@@ -91,6 +95,8 @@ class Careless(Detector):
             yield Mean(width)
         if self.fault == "labels":
             yield ClassMoments(head.num_classes, width)
+        if self.fault == "list":
+            self.memory.append(mean.mean())
         if self.fault == "attribute":
             self.center = mean.mean()
         else:
@@ -136,12 +142,14 @@ class First(Mean):
     ("fault", "complaint"),
     [
         ("shape", r"check_fit_and_score: 16 samples have scores of shape \(16, 1\), not \(16,\)"),
-        ("number", "check_fit_and_score: .*Careless raised "),
+        ("number", r"check_fit_and_score: .*Careless.formula returned a float, expected a tensor \(N,\)"),
         ("sign", "check_direction: only .* is the sign wrong"),
         ("logits", "check_fit_and_score: the formula reads logits, and needs does not say logits=True"),
         ("some logits", "check_needs: needs says that no logits are read, but they change the score"),
         ("labels", "check_fit_and_score: the fit reads labels, and needs does not say labels=True"),
-        ("passes", "check_needs: needs says 1 passes, the fit made 2"),
+        ("passes", "check_needs: needs says passes=1, and the fit asks for 2"),
+        ("list", "check_state_is_in_buffers: the fit keeps memory as an attribute"),
+        ("no yield", "check_fit_and_score: .*Careless.passes yields nothing, expected to ask for a stat"),
         ("in place", "check_inputs_are_left_alone: the features that were given have changed"),
         ("attribute", r"check_state_is_in_buffers: the fit keeps center .* self.set_buffers\(center=tensor\)"),
         ("nan", r"check_fit_and_score: samples \[.*\] have only finite numbers and the score −inf"),
@@ -158,6 +166,44 @@ def test_a_careless_author_is_told_which_check_failed_and_what_was_promised(
     with pytest.raises(AssertionError, match=complaint) as error:
         check_detector(Careless(fault))
     assert "promised: " in str(error.value)
+
+
+class Undeclared(Careless):
+    """Says that a fit takes no pass, and asks for one."""
+
+    needs = Needs(passes=0)
+
+
+class Forgetful(Detector):
+    """Does not keep its argument."""
+
+    def __init__(self, k: int = 3) -> None:
+        super().__init__()
+        self.neighbours = k
+
+    def formula(self, batch: Batch) -> torch.Tensor:
+        return batch.features.amax(dim=1)
+
+
+class Unprepared(Forgetful):
+    """Does not begin as a torch module."""
+
+    def __init__(self) -> None:
+        self.neighbours = 3
+
+
+@pytest.mark.parametrize(
+    ("detector", "complaint"),
+    [
+        (Undeclared(), "check_needs: needs says passes=0, and the fit asks for 1"),
+        (Forgetful(), "check_documentation: .*does not keep the argument k of its constructor"),
+        (Unprepared(), r"check_documentation: .*does not begin with super\(\).__init__\(\)"),
+    ],
+    ids=["no passes", "argument", "super"],
+)
+def test_a_careless_class_is_told_what_it_lacks(detector: Detector, complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        check_detector(detector)
 
 
 def test_an_error_in_a_formula_is_shown_with_its_line() -> None:

@@ -113,7 +113,15 @@ class Configured(nn.Module):
 
     def options(self) -> dict[str, object]:
         """Constructor arguments by name."""
-        return {name: getattr(self, name) for name in parameters_of(type(self))}
+        found = {}
+        for name in parameters_of(type(self)):
+            if not hasattr(self, name):
+                raise AttributeError(
+                    f"{type(self).__name__} does not keep the argument {name} of its constructor, "
+                    f"which a file stores to rebuild it: set self.{name}"
+                )
+            found[name] = getattr(self, name)
+        return found
 
     def to_config(self) -> dict[str, object]:
         """Name and options as plain JSON values; `from_config` turns them back into an unfitted

@@ -9,7 +9,7 @@ import functools
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Annotated, Any
 
 import torch
@@ -216,7 +216,13 @@ class Detector(Configured):
             detector.set_buffers(head_weight=head.weight, head_bias=head.bias)
             if head.is_cosine:
                 detector.set_buffers(head_is_cosine=torch.ones((), dtype=torch.bool))
-        return self.passes(head)
+        program = self.passes(head)
+        if not isinstance(program, Generator):
+            raise TypeError(
+                f"{type(self).__name__}.passes yields nothing, expected to ask for a statistic by "
+                "yield, such as mean = yield Mean(head.num_features)"
+            )
+        return program
 
     def _forget(self) -> None:
         """Drop everything that was learnt."""
@@ -254,9 +260,14 @@ class Detector(Configured):
             if not prepared.features.shape[0]:
                 return prepared.features.new_zeros(0)
         scores = formula(self, prepared)
+        if not isinstance(scores, Tensor):
+            raise TypeError(
+                f"{type(self).__name__}.formula returned a {type(scores).__name__}, expected a "
+                "tensor (N,) of scores"
+            )
         read = [] if self._notices_bad_rows else self._read(prepared)
         if is_out_of_sight(scores):
-            return _closed_without_a_look(scores, read)
+            return _closed_by_masks(scores, read)
         if _all_are_plain(scores, read):
             return scores
         return self._closed(scores, read, batch)
@@ -316,10 +327,12 @@ def _all_are_plain(scores: Tensor, read: list[Tensor]) -> bool:
     return math.isfinite(scores.sum().item())
 
 
-def _closed_without_a_look(scores: Tensor, read: list[Tensor]) -> Tensor:
-    """The same without looking at a number, which no graph can, and for which an accelerator would
-    have to be waited for. No row is scored again in float64: one with numbers that are too large
-    scores −inf."""
+def _closed_by_masks(scores: Tensor, read: list[Tensor]) -> Tensor:
+    """The scores, −inf for each row that is not finite or rests on numbers that are not finite or
+    too large.
+
+    For graphs, which cannot branch on a number, and for accelerators, which would have to be waited
+    for: unlike `Detector._closed`, no row is scored again in float64."""
     limit = _LARGE[scores.dtype]
     for values in read:
         scores = torch.where((values.abs() < limit).all(dim=1), scores, torch.nan)
