@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import warnings
 from pathlib import Path
 
@@ -146,6 +148,33 @@ def test_a_folder_of_images_becomes_a_guard_whose_rows_and_masks_are_its_decisio
     assert Image.open(folder / "why.png").width > 500
     found = result("inspect", "guard.safetensors")
     assert found["Threshold"]["kind"] == "conformal, of maps"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_tutorial_segmentation_md_run(folder, run) -> None:
+    """With the small network of this module in place of the public one."""
+    (folder / "train").rename(folder / "photos")
+    shutil.copyfile(inbox(folder)[0], folder / "inbox" / "a.jpg")
+    page = Path(__file__).parents[2] / "docs" / "tutorials" / "segmentation.md"
+    text = page.read_text(encoding="utf-8")
+    commands = [shlex.split(line) for line in text.splitlines() if line.startswith("fdbd ")]
+    served = commands.pop()
+    assert served == ["fdbd", "serve", "deeplab.safetensors"]
+    for _, command, *words in commands:
+        given = [word.replace("public:deeplab-voc", "mapfactory:segmenter") for word in words]
+        if command == "fit":
+            given += ["--preprocess", json.dumps(WHOLE.to_dict())]
+        elif command != "gallery":
+            # A public network needs no such word: its guard's file names no code.
+            given += ["--model", "mapfactory:segmenter"]
+        code, _, errors = run(command, *given)
+        assert code == 0, errors
+    assert sorted(path.name for path in (folder / "masks").iterdir()) == [
+        "a.jpg.png",
+        "left",
+        "right",
+    ]
+    assert (folder / "deeplab.onnx").is_file()
 
 
 def test_label_maps_teach_a_detector_that_needs_classes(folder, result, run) -> None:

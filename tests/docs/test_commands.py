@@ -37,6 +37,7 @@ RUN_BY = {
     "docs/production/score.md": ["docs/test_production_page.py"],
     "docs/runbook.md": ["docs/test_production_page.py"],
     "docs/serving.md": ["docs/test_serving_page.py"],
+    "docs/tutorials/segmentation.md": ["commands/test_maps_on_files.py"],
     "docs/tutorials/text.md": ["docs/test_text_page.py"],
 }
 """Pages with code or commands of their own, and the tests that run them word for word. Tutorials
