@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.filterwarnings("default:::tests"))
+
+
+@pytest.fixture
+def tiff_of_tiles() -> Callable[[int], bytes]:
+    """`tiff_of_tiles(side)`: a grey TIFF of 10 × 10 pixels in one tile of `side` × `side`."""
+
+    def tiff(side: int) -> bytes:
+        tile = zlib.compress(bytes(side * side), 9)
+        tags = 10
+        place = 8 + 2 + 12 * tags + 4
+        entries = [
+            (256, 10),  # width
+            (257, 10),  # height
+            (258, 8),  # bits
+            (259, 8),  # deflate
+            (262, 1),  # grey, 0 is black
+            (277, 1),  # channels
+            (322, side),  # a tile's width
+            (323, side),  # a tile's height
+            (324, place),  # where the tile is
+            (325, len(tile)),
+        ]
+        header = b"II*\0" + struct.pack("<IH", 8, tags)
+        packed = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries]
+        return header + b"".join(packed) + bytes(4) + tile
+
+    return tiff
 
 
 @pytest.fixture

@@ -146,6 +146,12 @@ def test_a_decompression_bomb_is_refused() -> None:
         decode(huge_png(60_000, 60_000))
 
 
+def test_tiles_that_are_larger_than_their_image_are_bounded_too(tiff_of_tiles) -> None:
+    assert decode(tiff_of_tiles(64)).shape == (10, 10, 3)
+    with pytest.raises(ImageError, match="tiles of 67,108,864 pixels, more than the limit"):
+        decode(tiff_of_tiles(8192))
+
+
 def test_formats_that_run_other_programs_are_refused() -> None:
     with pytest.raises(ImageError, match="cannot identify"):
         decode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")

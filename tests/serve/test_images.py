@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
-from fdbd.serve.images import ImageDecoder
-from fdbd.serve.memory import MemoryBudget
+from fdbd.core.pixels import ImageError
+from fdbd.core.preprocessing import Preprocess
+from fdbd.serve.images import MOST_READS, DecodedImage, ImageDecoder
+from fdbd.serve.memory import MemoryBudget, OutOfMemory, TooLargeForMemory
 
 
 def request(budget: MemoryBudget) -> SimpleNamespace:
@@ -64,3 +68,63 @@ def test_a_decoder_that_ended_long_ago_does_not_count_as_stuck_when_the_next_beg
         await asked
 
     asyncio.run(ask())
+
+
+SIDE = 8
+
+
+def encoded(kind: str, width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height)).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def decoded(decoder: ImageDecoder, content: bytes) -> DecodedImage:
+    asked = request(decoder.budget)
+    return asyncio.run(decoder.decode(content, Preprocess(SIDE), (3, SIDE, SIDE), asked))
+
+
+@pytest.mark.parametrize(
+    "filling",
+    [b"\xff" * (MOST_READS + 1), b"\xff\xfe\x00\x02" * MOST_READS],
+    ids=["padding", "comments"],
+)
+def test_a_file_of_countless_pieces_is_not_read_to_its_end(decoder, filling: bytes) -> None:
+    photo = encoded("JPEG", 20, 20)
+    assert decoded(decoder, photo).row.shape == (3, SIDE, SIDE)
+    with pytest.raises(ImageError, match="more than 500,000 pieces"):
+        decoded(decoder, photo[:2] + filling + photo[2:])
+
+
+def test_the_tiles_of_a_small_image_are_bounded_as_images_are(decoder, tiff_of_tiles) -> None:
+    assert decoded(decoder, tiff_of_tiles(16)).row.shape == (3, SIDE, SIDE)
+    with pytest.raises(ImageError, match=r"tiles of 16,777,216 pixels.*--max-pixels"):
+        decoded(decoder, tiff_of_tiles(4096))
+
+
+@pytest.mark.parametrize(("kind", "held"), [("WEBP", 22), ("PNG", 12)])
+def test_memory_is_taken_for_what_a_decoder_holds_beside_the_image(kind: str, held: int) -> None:
+    budget = MemoryBudget(100_000_000)
+    decoder = ImageDecoder(budget, threads=1, max_pixels=10**6, keep_small=False)
+    decoder.budget = budget
+    photo = encoded(kind, 1000, 1000)
+    decoded(decoder, photo)
+    assert held * 1_000_000 <= budget.most_used <= 2 * held * 1_000_000
+    assert budget.used == 0
+
+
+def test_what_never_fits_is_told_so_and_what_does_not_fit_now_may_come_again() -> None:
+    budget = MemoryBudget(1000)
+    share = budget.share()
+    share.take(600)
+    other = budget.share()
+    with pytest.raises(OutOfMemory) as refused:
+        other.take(600)
+    assert refused.value.status_code == 503
+    for take in (lambda: budget.take(1001), lambda: share.take(401)):
+        with pytest.raises(TooLargeForMemory) as refused:
+            take()
+        assert refused.value.status_code == 413
+        assert "for all requests (--memory)" in refused.value.detail
+    share.let_go()
+    other.take(600)

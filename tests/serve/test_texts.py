@@ -211,7 +211,7 @@ def test_texts_that_do_not_fit_into_the_memory_are_refused(opened: OpenedGuard) 
     with client_of(app) as client:
         app.process.budget.total = 1_000_000
         answer = client.post("/decide", json={"text": "a " * 20_000})
-        assert answer.status_code == 503
+        assert answer.status_code == 413
         assert app.process.budget.used == 0
         assert client.post("/decide", json={"text": "play"}).status_code == 200
 

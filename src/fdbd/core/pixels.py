@@ -35,6 +35,10 @@ EXTENSIONS = frozenset(
 """File name endings, in lower case, that count as images in a folder."""
 
 
+_TILE_WIDTH = 322
+_TILE_LENGTH = 323
+"""Tags of a TIFF."""
+
 Pixels = NDArray[np.uint8]
 
 
@@ -126,15 +130,21 @@ def _reduction(whole: tuple[int, int], draft: tuple[int, ...]) -> int:
 
 @contextlib.contextmanager
 def open_image(
-    source: str | Path | bytes, *, name: str | None = None, formats: Sequence[str] = FORMATS
+    source: str | Path | bytes | IO[bytes],
+    *,
+    name: str | None = None,
+    formats: Sequence[str] = FORMATS,
 ) -> Iterator[Image]:
-    """The header of an image, as Pillow's image of which no pixel is decoded yet."""
+    """The header of an image, as Pillow's image of which no pixel is decoded yet. A file that is
+    open is closed at the end."""
     pil = import_pillow()
     label = _label(source, name)
     with contextlib.ExitStack() as opened:
         with _in_one_sentence(label):
             if isinstance(source, bytes):
                 file: IO[bytes] = io.BytesIO(source)
+            elif not isinstance(source, (str, Path)):
+                file = source
             else:
                 if os.path.exists(source) and not os.path.isfile(source):
                     # A pipe would block forever.
@@ -159,9 +169,27 @@ def load_pixels(image: Image, *, name: str, max_pixels: int = MAX_PIXELS) -> Pix
     """The pixels of an image that `open_image` has opened, as `decode` gives them."""
     width, height = image.size
     _check_size(name, width, height, max_pixels)
+    if tile_pixels(image) > max_pixels:
+        raise ImageError(
+            f"{name} has tiles of {tile_pixels(image):,} pixels, more than the limit of "
+            f"{max_pixels:,}"
+        )
     with _in_one_sentence(name):
         image.load()
         return np.array(_upright_rgb(image), dtype=np.uint8)
+
+
+def tile_pixels(image: Image) -> int:
+    """Pixels of a tile of an opened TIFF, which may be larger than the image and is decoded whole;
+    0 if it has none."""
+    tags = getattr(image, "tag_v2", None)
+    if image.format != "TIFF" or tags is None:
+        return 0
+    # A tag may be absent, or hold something that is no number.
+    width, length = tags.get(_TILE_WIDTH), tags.get(_TILE_LENGTH)
+    if not isinstance(width, int) or not isinstance(length, int):
+        return 0
+    return width * length
 
 
 def _check_size(name: str, width: int, height: int, max_pixels: int) -> None:
@@ -171,10 +199,10 @@ def _check_size(name: str, width: int, height: int, max_pixels: int) -> None:
         )
 
 
-def _label(source: str | Path | bytes, name: str | None) -> str:
+def _label(source: str | Path | bytes | IO[bytes], name: str | None) -> str:
     if name is not None:
         return name
-    return "<bytes>" if isinstance(source, bytes) else str(source)
+    return str(source) if isinstance(source, (str, Path)) else "<bytes>"
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import math
 import threading
 import time
@@ -13,7 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.core.pixels import ImageError, Pixels, load_pixels, open_image, small_copy
+from fdbd.core.pixels import (
+    ImageError,
+    Pixels,
+    load_pixels,
+    open_image,
+    small_copy,
+    tile_pixels,
+)
 from fdbd.core.preprocessing import Preprocess
 from fdbd.serve.asked import Asked
 from fdbd.serve.memory import MemoryBudget
@@ -25,11 +33,18 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 """What is decoded for strangers. PPM is left out: its text form is parsed in Python, slowly."""
 MAX_SCANS = 64
 """A progressive JPEG has about ten scans. Each scan may cost as much as decoding the image."""
+MOST_READS = 500_000
+"""Pieces in which a decoder may read a file. Headers, and the runs of some formats, are read in
+Python, a few bytes at a time; a photograph takes some thousand pieces."""
 BYTES_PER_PIXEL = 16
 """Pillow's image (4), a converted or upright copy (4), the array (3), and what a decoder needs
 beside: a progressive JPEG is held as coefficients."""
 _PER_PIXEL_16_BIT = 32
 """An image of 16 bits is brought to 8 through integers of 64."""
+_PER_PIXEL_WEBP = 24
+"""Its decoder also holds the picture and the one before, for animations."""
+_PER_PIXEL_OF_TILE = 8
+"""Of a TIFF's tile, which may have four channels of 16 bits."""
 MAX_TEXTS = 16
 """Compressed texts of a PNG; Pillow unpacks them before the first pixel."""
 _LARGE_PIXELS = 2_000_000
@@ -45,6 +60,20 @@ class DecodedImage(NamedTuple):
     row: NDArray[np.float32]
     small: Pixels | None
     """A small copy for the page; None if no thumbnails are kept."""
+
+
+class _Content(io.BytesIO):
+    """The bytes of an image, read in so many pieces at most."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self._reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._reads += 1
+        if self._reads > MOST_READS:
+            raise ImageError(f"the image is made of more than {MOST_READS:,} pieces")
+        return super().read(size)
 
 
 class ImageDecoder:
@@ -138,18 +167,18 @@ class ImageDecoder:
     ) -> DecodedImage | None:
         """The image, or None if it is large. What can be refused by its header is refused."""
         _refuse_many_texts(content)
-        with open_image(content, name="the image", formats=FORMATS) as image:
+        with open_image(_Content(content), name="the image", formats=FORMATS) as image:
             self._reduce(image, preprocess.size)
             self._check_size(image)
             width, height = image.size
-            if width * height > _LARGE_PIXELS:
+            if max(width * height, tile_pixels(image)) > _LARGE_PIXELS:
                 return None
             return self._decode_opened(image, content, preprocess, row_shape)
 
     def _decode(
         self, content: bytes, preprocess: Preprocess, row_shape: tuple[int, ...]
     ) -> DecodedImage:
-        with open_image(content, name="the image", formats=FORMATS) as image:
+        with open_image(_Content(content), name="the image", formats=FORMATS) as image:
             self._reduce(image, preprocess.size)
             return self._decode_opened(image, content, preprocess, row_shape)
 
@@ -166,11 +195,11 @@ class ImageDecoder:
 
     def _check_size(self, image: Image) -> None:
         width, height = image.size
+        limit = f"more than the limit of {self._max_pixels:,} (--max-pixels)"
         if width * height > self._max_pixels:
-            raise ImageError(
-                f"the image has {width} × {height} pixels, more than the limit of "
-                f"{self._max_pixels:,} (--max-pixels)"
-            )
+            raise ImageError(f"the image has {width} × {height} pixels, {limit}")
+        if tile_pixels(image) > self._max_pixels:
+            raise ImageError(f"the image has tiles of {tile_pixels(image):,} pixels, {limit}")
 
     def _reduce(self, image: Image, needed: int) -> None:
         """Have a JPEG that is too large decoded at a fraction of its size."""
@@ -194,7 +223,11 @@ class ImageDecoder:
 def _memory_needed(image: Image, content: bytes, preprocess: Preprocess) -> int:
     """Bytes that decoding and preparing an image may take. ImageError if it is made to be slow."""
     width, height = image.size
-    per_pixel = _PER_PIXEL_16_BIT if image.mode.startswith(("I", "F")) else BYTES_PER_PIXEL
+    per_pixel = BYTES_PER_PIXEL
+    if image.mode.startswith(("I", "F")):
+        per_pixel = _PER_PIXEL_16_BIT
+    elif image.format == "WEBP":
+        per_pixel = _PER_PIXEL_WEBP
     # First the image is decoded, then its array alone is prepared.
     pixels = width * height
     needed: int = max(pixels * per_pixel, pixels * 3 + preprocess.memory_needed(width, height))
@@ -205,6 +238,7 @@ def _memory_needed(image: Image, content: bytes, preprocess: Preprocess) -> int:
             # The coefficients of the whole image are held, whatever the size it is decoded at.
             whole_width, whole_height = _size_in_file(image)
             needed += 6 * whole_width * whole_height
+    needed += _PER_PIXEL_OF_TILE * tile_pixels(image)
     if image.format == "PNG":
         needed += _texts(content) * _TEXT_CHUNK
     return needed

@@ -33,6 +33,21 @@ class OutOfMemory(HTTPException):
         )
 
 
+class TooLargeForMemory(HTTPException):
+    """The request alone needs more than the whole budget: to repeat it is of no use."""
+
+    def __init__(self, amount: int, total: int) -> None:
+        super().__init__(
+            413,
+            f"the request needs {_megabytes(amount)} MB of memory, and the service has "
+            f"{_megabytes(total)} MB for all requests (--memory)",
+        )
+
+
+def _megabytes(amount: int) -> str:
+    return f"{amount / 1e6:,.0f}"
+
+
 class MemoryBudget:
     """Bytes that requests may hold together. Used by the event loop and by decoding threads.
 
@@ -50,7 +65,9 @@ class MemoryBudget:
         self._lock = threading.Lock()
 
     def take(self, amount: int) -> None:
-        """Take bytes, or raise `OutOfMemory` and take none."""
+        """Take bytes, or raise `OutOfMemory` or `TooLargeForMemory` and take none."""
+        if amount > self.total:
+            raise TooLargeForMemory(amount, self.total)
         if amount >= _LARGE and not self._is_below_ceiling(amount):
             raise OutOfMemory
         with self._lock:
@@ -95,7 +112,9 @@ class MemoryShare:
         self._lock = threading.Lock()
 
     def take(self, amount: int) -> None:
-        """Take more bytes for this request, or raise `OutOfMemory`."""
+        """Take more bytes for this request, or raise `OutOfMemory` or `TooLargeForMemory`."""
+        if self._amount + amount > self._budget.total:
+            raise TooLargeForMemory(self._amount + amount, self._budget.total)
         self._budget.take(amount)
         with self._lock:
             self._amount += amount
