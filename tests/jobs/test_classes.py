@@ -32,10 +32,10 @@ def test_folders_are_matched_by_name_whatever_their_order_spelling_and_number() 
 
 
 def test_a_renamed_folder_is_named_with_the_class_that_lacks_one() -> None:
-    with pytest.raises(ValueError, match=r"folder 'sea', no class .*; the class 'ocean' has no"):
+    with pytest.raises(ValueError, match=r"folder 'sea', which is not a class .*; the class 'ocean' has no"):
         match_classes(folders("ant", "sea"), 2, ("ant", "ocean"))
     fit = match_classes(folders("ant", "ocean"), 2, ())
-    with pytest.raises(ValueError, match=r"folder 'sea', no class .*; the class 'ocean' has no"):
+    with pytest.raises(ValueError, match=r"folder 'sea', which is not a class .*; the class 'ocean' has no"):
         match_classes(folders("ant", "sea"), 2, (), fit)
 
 
@@ -109,7 +109,7 @@ def test_fdbd_fit_refuses_a_renamed_class_and_mentions_a_missing_one(
     (tmp_path / "fresh" / "ship").rename(tmp_path / "fresh" / "boat")
     code, _, err = run("fit", "cifar10-ce", "train", "--calibration", "fresh")
     assert (code, err.count("\n")) == (2, 1)
-    assert "the class folder 'boat', no class of the model" in err
+    assert "the class folder 'boat', which is not a class of the model" in err
     assert "'ship'" in err
 
 

@@ -142,7 +142,7 @@ def test_labels_that_are_no_classes_of_the_model_are_named(intents, place, run) 
     )  # fmt: skip
     assert code == 2, err
     # Loading the model may print its progress.
-    assert "the label 'musik', no class of the model" in err.splitlines()[-1]
+    assert "the label 'musik', which is not a class of the model" in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from fdbd.data.labels import Agreement, as_classes, holds_indices
 GAP_CHANCE = 1e-3
 """How rarely chance alone may produce a gap in accuracy for a caution to be given."""
 MANY = 0.5
-"""A share of the images of a class that are predicted as one other class which is no usual
-mistake."""
+"""If more than this share of the images of a class are predicted as one other class, that is not
+the usual kind of mistake."""
 
 
 class Matched(NamedTuple):
@@ -67,7 +67,7 @@ def match_classes(
         return Matched(np.array(indices)[rows.labels], names, _missing(rows, indices, names))
     if fit is not None and known:
         first = ", ".join(folders[:3])
-        said = f"the folders of {rows.source} ({first}, …) are no classes of the fit"
+        said = f"the folders of {rows.source} ({first}, …) are not classes of the fit"
         return Matched(None, known, [f"{said}: its images are taken without labels"])
     if len(folders) != num_classes:
         said = f"{rows.source} has {len(folders)} class folders and the model {num_classes} classes"
@@ -138,7 +138,10 @@ def _unknown_folders(
     """What is wrong with data in which some folders are classes and others are not."""
     absent = [name for name, index in known.items() if index not in found]
     what = _kind(rows)
-    said = f"{rows.source} has the {what}{_s(unknown)} {_few(unknown)}, no class of the model"
+    if len(unknown) == 1:
+        said = f"{rows.source} has the {what} {_few(unknown)}, which is not a class of the model"
+    else:
+        said = f"{rows.source} has the {what}s {_few(unknown)}, which are not classes of the model"
     if absent:
         classes = "classes" if len(absent) > 1 else "class"
         said += f"; the {classes} {_few(absent)} {_have(absent)} no {what} there"
@@ -181,9 +184,13 @@ def gap_caution(
     if _chance_of_gap(fit, calibration) > GAP_CHANCE:
         return None
     if fit_accuracy < calibration_accuracy:
-        worse, better, stage = fit, calibration, "fit"
+        worse = fit
+        better = calibration
+        stage = "fit"
     else:
-        worse, better, stage = calibration, fit, "calibration"
+        worse = calibration
+        better = fit
+        stage = "calibration"
     confusion = _odd_confusion(worse, better)
     if confusion is None and stage == "calibration":
         return None
@@ -234,10 +241,6 @@ def _few(names: Sequence[str]) -> str:
     if len(names) > 3:
         return f"{shown} and {len(names) - 3} more"
     return shown
-
-
-def _s(names: Sequence[str]) -> str:
-    return "s" if len(names) > 1 else ""
 
 
 def _have(names: Sequence[str]) -> str:

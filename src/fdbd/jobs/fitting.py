@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -104,23 +104,25 @@ def fit_files(
     if gives_maps:
         engine = engine_for_maps(engine)
     elif label_maps is not None:
-        _refuse_label_maps()
-    kept_apart = _kept_apart(rows, data, calibration, holdout)
-    is_held_out = kept_apart is not None
-    other = rows if calibration is None else open_calibration(calibration, text, label)
+        raise ValueError(
+            "label maps are for a model that predicts a class for each position of a map, and this "
+            "one predicts one for each image: leave --label-maps out"
+        )
 
+    kept_apart = _kept_apart(rows, data, calibration, holdout)
+    other = rows
+    if calibration is not None:
+        other = open_calibration(calibration, text, label)
     class_names = source.class_names if isinstance(source, NamedModel) else ()
     num_classes = guard.head.num_classes
-    # Classes of folders say nothing of the pixels.
-    fit_match = Matched(None, {}, [])
-    if not gives_maps:
-        fit_match = match_rows(rows, num_classes, class_names, None)
-    calibration_match = fit_match
-    if not gives_maps and not is_held_out:
-        calibration_match = match_rows(other, num_classes, class_names, fit_match)
+    if gives_maps:
+        # Classes of folders say nothing of the pixels.
+        matches = _Matches(Matched(None, {}, []), None)
+    else:
+        matches = _match_both(rows, other, num_classes, class_names)
 
-    training = Loader(rows, guard.head, preparation, engine, fit_match.labels)
-    calibrating = Loader(other, guard.head, preparation, engine, calibration_match.labels)
+    training = Loader(rows, guard.head, preparation, engine, matches.fit.labels)
+    calibrating = Loader(other, guard.head, preparation, engine, matches.calibration_labels)
     if label_maps is not None:
         training.label_maps = _open_label_maps(label_maps, rows)
     if kept_apart is not None:
@@ -133,15 +135,42 @@ def fit_files(
     _check_not_empty(training, "fit")
     _check_not_empty(calibrating, "calibrate")
     _check_labels(guard, training)
-    guard.about = {"class_names": class_names_of(class_names, fit_match, num_classes)}
 
+    guard.about = {"class_names": class_names_of(class_names, matches.fit, num_classes)}
     _run(guard, training, weighing, calibrating, engine, **target)
+    is_held_out = kept_apart is not None
     describe(guard, source, preparation, calibrating, is_held_out)
-    cautions = list(fit_match.cautions)
-    if not is_held_out:
-        cautions += calibration_match.cautions
-    cautions += cautions_of(guard, data, is_held_out)
+    cautions = [*matches.cautions, *cautions_of(guard, data, is_held_out)]
     return Fitted(guard, training, calibrating, cautions)
+
+
+class _Matches(NamedTuple):
+    """The labels of the fit and of the calibration as classes of the model."""
+
+    fit: Matched
+    calibration: Matched | None
+    """None: the data are those of the fit, or have no labels."""
+
+    @property
+    def calibration_labels(self) -> NDArray[np.int64] | None:
+        if self.calibration is None:
+            return self.fit.labels
+        return self.calibration.labels
+
+    @property
+    def cautions(self) -> list[str]:
+        """What to know of both, a sentence each."""
+        if self.calibration is None:
+            return self.fit.cautions
+        return [*self.fit.cautions, *self.calibration.cautions]
+
+
+def _match_both(rows: Rows, other: Rows, num_classes: int, class_names: Sequence[str]) -> _Matches:
+    """The labels of the fit, then those of the calibration in the light of them."""
+    fit = match_rows(rows, num_classes, class_names, None)
+    if other is rows:
+        return _Matches(fit, None)
+    return _Matches(fit, match_rows(other, num_classes, class_names, fit))
 
 
 def _check_weighing(guard: Guard, held_out: str | None, engine: Engine) -> None:
@@ -180,13 +209,6 @@ def _gives_maps(guard: Guard, preparation: Preparation | None) -> bool:
     noise = np.random.default_rng(0).integers(0, 256, (1, size, size, 3), np.uint8)
     with torch.inference_mode():
         return classifier(preparation.normalise(noise)).grid is not None
-
-
-def _refuse_label_maps() -> NoReturn:
-    raise ValueError(
-        "label maps are for a model that predicts a class for each position of a map, and this one "
-        "predicts one for each image: leave --label-maps out"
-    )
 
 
 def _open_label_maps(folder: str | os.PathLike[str], rows: Rows) -> LabelMaps:

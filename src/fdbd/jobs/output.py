@@ -112,29 +112,42 @@ class Output:
     def hold(self, identity: dict[str, Any]) -> Iterator[None]:
         """Keep other runs away from the parts. `identity` are JSON values that say what is scored
         by what, in which parts: a later run with the same values continues."""
-        path = self.folder / "_lock"
+        with self._locked() as is_locked:
+            try:
+                if is_locked:
+                    self._remove_drafts()
+                self._open(identity)
+                yield
+            finally:
+                self._remove_lock()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Hold the lock of the parts. Yields False if the file system has no locks, and all that
+        can be done is to go on. RuntimeError: another run has it for `PATIENCE_SECONDS`."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            with lock(path, wait=False) as is_held:
-                # None: this system has no locks, and all that can be done is to go on.
+            with lock(self._lock_path, wait=False) as is_held:
                 if is_held is not False:
-                    try:
-                        if is_held:
-                            self._remove_drafts()
-                        self._open(identity)
-                        yield
-                        return
-                    finally:
-                        path.unlink(missing_ok=True)
-                        if not self.is_folder:
-                            # Only an empty folder goes: parts of an unfinished run stay.
-                            with contextlib.suppress(OSError):
-                                self.folder.rmdir()
+                    yield is_held is True
+                    return
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"another run is writing {str(self.out)!r}; wait for it or choose another --out"
                 )
             time.sleep(0.2)
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.folder / "_lock"
+
+    def _remove_lock(self) -> None:
+        """Remove the lock's file, and the folder of parts if it is empty."""
+        self._lock_path.unlink(missing_ok=True)
+        if not self.is_folder:
+            # Parts of an unfinished run keep their folder.
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
 
     def _remove_drafts(self) -> None:
         """Remove what killed runs left half-written. Only under the lock: without it another run

@@ -147,8 +147,11 @@ def selection_caution(review: Review) -> str:
     inside = rows.scores[reviewed & scored]
     outside = rows.scores[~reviewed & scored]
     if len(inside) and len(outside) and _chance_of_ranks(inside, outside) < CHANCE:
-        lower = np.median(inside) < np.median(outside)
-        direction, effect = ("lower", "too few") if lower else ("higher", "too many")
+        direction = "higher"
+        effect = "too many"
+        if np.median(inside) < np.median(outside):
+            direction = "lower"
+            effect = "too few"
         return (
             f"the reviewed samples are not a random draw: they have {direction} scores than the "
             f"others. A threshold set on them flags {effect} samples and promises nothing: review "

@@ -86,16 +86,18 @@ def read_scored(path: Path) -> ScoredRows:
     classes: list[str | None] = [None] * len(table)
     if "class" in table.column_names:
         classes = table["class"].to_pylist()
+    # A file without rows names no guard.
+    guard = next(iter(guards), None)
     return ScoredRows(
-        str(path),
-        _names(table, path.suffix.lower() == ".csv"),
-        table["label"].fill_null(-1).to_numpy(),
-        classes,
-        table["score"].fill_null(np.nan).to_numpy(),
-        table["p_value"].fill_null(np.nan).to_numpy(),
-        table["is_ood"].to_numpy(),
-        table["error"].to_pylist(),
-        guards.pop() if guards else None,
+        source=str(path),
+        names=_names(table, path.suffix.lower() == ".csv"),
+        labels=table["label"].fill_null(-1).to_numpy(),
+        classes=classes,
+        scores=table["score"].fill_null(np.nan).to_numpy(),
+        p_values=table["p_value"].fill_null(np.nan).to_numpy(),
+        is_ood=table["is_ood"].to_numpy(),
+        errors=table["error"].to_pylist(),
+        guard=guard,
     )
 
 
@@ -105,18 +107,21 @@ def _of_records(path: Path) -> ScoredRows:
     guards = {record["guard"] for record in records}
     if len(guards) > 1:
         raise ValueError(f"{str(path)!r} has rows of {len(guards)} guards, expected those of one")
-    # A score that was not finite is null in a record.
-    scores = [-np.inf if record["score"] is None else record["score"] for record in records]
+    scores = []
+    for record in records:
+        score = record["score"]
+        # A score that was not finite is null in a record.
+        scores.append(-np.inf if score is None else score)
     return ScoredRows(
-        str(path),
-        [record["name"] for record in records],
-        np.array([record["label"] for record in records], np.int64),
-        [record["class"] for record in records],
-        np.array(scores, np.float64),
-        np.array([record["p_value"] for record in records], np.float64),
-        np.array([record["is_ood"] for record in records], np.bool_),
-        [None] * len(records),
-        guards.pop(),
+        source=str(path),
+        names=[record["name"] for record in records],
+        labels=np.array([record["label"] for record in records], np.int64),
+        classes=[record["class"] for record in records],
+        scores=np.array(scores, np.float64),
+        p_values=np.array([record["p_value"] for record in records], np.float64),
+        is_ood=np.array([record["is_ood"] for record in records], np.bool_),
+        errors=[None] * len(records),
+        guard=guards.pop(),
     )
 
 

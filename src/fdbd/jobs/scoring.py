@@ -201,7 +201,7 @@ def _open_kept(rows: Rows, keep: Sequence[str]) -> ColumnFile | None:
     is_table = not isinstance(rows, Images) and Path(rows.source).suffix.lower() in ENDINGS
     if not is_table:
         raise ValueError(
-            f"--keep carries columns of a table through, and {rows.source} is none: give "
+            f"--keep carries columns of a table through, and {rows.source} is not one: give "
             f"{', '.join(ENDINGS)}"
         )
     kept = open_columns(rows.source)
@@ -439,11 +439,15 @@ def _kept_column(values: list[Any], kind: str) -> Any:
     """Values of the input as a column of the output, masked where they are missing."""
     is_missing = [value is None for value in values]
     if kind == "string":
-        texts = ["" if value is None else value for value in values]
-        return np.ma.array(text_column(texts), mask=is_missing)
+        return np.ma.array(text_column(_filled(values, "")), mask=is_missing)
     types: dict[str, Any] = {"int64": np.int64, "double": np.float64, "bool": np.bool_}
-    numbers = [0 if value is None else value for value in values]
-    return np.ma.array(np.array(numbers, types[kind]), mask=is_missing)
+    numbers = np.array(_filled(values, 0), types[kind])
+    return np.ma.array(numbers, mask=is_missing)
+
+
+def _filled(values: list[Any], filling: Any) -> list[Any]:
+    """The values with `filling` in place of those that are missing."""
+    return [filling if value is None else value for value in values]
 
 
 def size_of_file(rows: Images, name: str) -> tuple[int, int]:

@@ -81,13 +81,7 @@ def fit_sentences(
         target: `tpr`, `alpha` and `per_class` of `Guard.calibrate`.
     """
     check_target(target.get("tpr"), target.get("alpha"))
-    if isinstance(detector, Auto) or detector == "auto":
-        raise ValueError('"auto" makes pseudo-OOD images, and these are texts: name a detector')
-    if engine.name != "local":
-        raise ValueError(
-            "a classifier of sentences is fitted in one process: leave --engine out; the guard is "
-            "scored by any engine"
-        )
+    _check_request(detector, engine)
     if text is None or label is None:
         raise ValueError(
             "a classifier of sentences is fitted on labelled texts: name their columns with --text "
@@ -96,7 +90,9 @@ def fit_sentences(
     rows = open_rows(data, "train", text, label)
     assert isinstance(rows, TextRows)
     assert rows.labels is not None
-    held_out = None if calibration is not None else _held_out(len(rows), holdout)
+    held_out = None
+    if calibration is None:
+        held_out = _held_out(len(rows), holdout)
     training = Loader(rows, None, encoder.tokenizer, engine, rows.labels)
     if held_out is not None:
         training.choose(~held_out)
@@ -113,14 +109,14 @@ def fit_sentences(
     guard.stages.record.seen = embedded.seen
 
     match = match_rows(rows, len(rows.classes), rows.classes, None)
-    if calibration is not None:
+    if held_out is not None:
+        calibrating = Loader(rows, head, encoder.tokenizer, engine, match.labels)
+        calibrating.choose(held_out)
+    else:
+        assert calibration is not None
         others = open_calibration(calibration, text, label)
         match = match_rows(others, len(rows.classes), rows.classes, match)
         calibrating = Loader(others, head, encoder.tokenizer, engine, match.labels)
-    else:
-        assert held_out is not None
-        calibrating = Loader(rows, head, encoder.tokenizer, engine, match.labels)
-        calibrating.choose(held_out)
     with warnings.catch_warnings():
         # `cautions_of` says it, with what else there is to know.
         warnings.simplefilter("ignore", FewCalibrationSamplesWarning)
@@ -131,6 +127,17 @@ def fit_sentences(
         described["network_saw_them"] = "no, the classifier was fitted without them"
     cautions = [*match.cautions, *cautions_of(guard, data, False)]
     return Fitted(guard, training, calibrating, cautions)
+
+
+def _check_request(detector: str | Auto, engine: Engine) -> None:
+    """An error for what is not possible with texts."""
+    if isinstance(detector, Auto) or detector == "auto":
+        raise ValueError('"auto" makes pseudo-OOD images, and these are texts: name a detector')
+    if engine.name != "local":
+        raise ValueError(
+            "a classifier of sentences is fitted in one process: leave --engine out; the guard is "
+            "scored by any engine"
+        )
 
 
 def fit_head(features: Tensor, labels: Tensor) -> Head:

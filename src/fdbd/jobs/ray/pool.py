@@ -15,16 +15,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from fdbd.decision.guard import Guard
 from fdbd.util.extras import require
-
-if TYPE_CHECKING:
-    pass
 
 TASK_RETRIES = 3
 """How often a piece of work is repeated after its process or node died: enough for dying nodes, and
@@ -91,7 +88,8 @@ class Workers:
         # Put together, they share the guard there, too.
         reference = require("ray", "ray").put((guard, work))
         threads = max(1, int(self.cpus))
-        return Shared([reference], threads, "cuda" if self.gpus else "cpu")
+        device = "cuda" if self.gpus else "cpu"
+        return Shared([reference], threads, device)
 
     def mapped(self, dataset: Any, guard: Guard, work: Callable[[Any], Any]) -> Any:
         """The Ray Dataset of the results of some work on the tables of another, which is done when
