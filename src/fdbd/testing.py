@@ -93,24 +93,26 @@ def trial_data(
     needs = detector.needs
     batch = Batch(features)
     if needs.network:
-        classifier = _random_classifier(normal, dtype)
+        classifier = _random_classifier(normal, dtype, needs.layers)
         head = classifier.head
         batch = detector.observe(features, classifier).detach()
     elif needs.views and views:
         batch = batch._replace(views=torch.stack([features, features.flip(1)]))
-    if needs.layers:
+    if needs.layers and not needs.network:
         layers = {name: normal(len(rows), 5).to(dtype) for name in needs.layers}
         batch = batch._replace(layers=layers)
     train = batch.rows(slice(0, SAMPLES))._replace(labels=labels)
     return TrialData(train, batch.rows(slice(SAMPLES, None)), head)
 
 
-def _random_classifier(normal: Callable[..., Tensor], dtype: torch.dtype) -> Classifier:
+def _random_classifier(
+    normal: Callable[..., Tensor], dtype: torch.dtype, layers: Sequence[str]
+) -> Classifier:
     """A small network for detectors that look through one."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)).to(dtype)
     for parameter in model.parameters():
         parameter.data = normal(*parameter.shape).to(dtype)
-    return Classifier(model.eval())
+    return Classifier(model.eval(), layers=layers)
 
 
 def fitted(detector: Detector, data: TrialData, batches: Any = None) -> Detector:

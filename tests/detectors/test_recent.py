@@ -309,6 +309,79 @@ def test_nac_looks_up_how_many_training_samples_share_each_state() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+def small_network() -> torch.nn.Sequential:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(2, 4, 3, padding=1),
+        torch.nn.Tanh(),
+        torch.nn.Conv2d(4, 6, 3),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(6, 3),
+    ).double()
+
+
+def test_nac_of_several_layers_is_the_mean_of_their_coverages() -> None:
+    edge_count, steepness, fill = 20, (30.0, 3000.0, 2000.0), 0.5
+    network = small_network().eval()
+    images = torch.randn(60, 2, 6, 6, generator=torch.Generator().manual_seed(1)).double()
+    train, asked = images[:40], images[40:]
+
+    def influences(images: torch.Tensor) -> list[np.ndarray]:
+        # Autograd through the parts of the network, whose outputs are held here.
+        early = network[1](network[0](images))
+        late = network[3](network[2](early))
+        features = network[5](network[4](late))
+        loss = -network[6](features).log_softmax(dim=1).mean(dim=1).sum()
+        found = []
+        gradients = torch.autograd.grad(loss, [features, early, late])
+        for output, gradient in zip([features, early, late], gradients):
+            if output.ndim == 4:
+                output = output.mean(dim=(2, 3))
+                gradient = gradient.mean(dim=(2, 3))
+            found.append((output * gradient).detach().numpy())
+        return found
+
+    lower = np.emath.logn(1000.0, np.linspace(1, np.sqrt(1000.0), edge_count // 2))
+    edges = np.append(np.concatenate([lower[:-1], (1 - lower)[::-1]]), 1.2)
+    edges[-2] += 0.01
+    expected = np.zeros(len(asked))
+    for alpha, known, new in zip(steepness, influences(train), influences(asked)):
+        of_train = 1 / (1 + np.exp(-alpha * known))
+        of_asked = 1 / (1 + np.exp(-alpha * new))
+        for low, high in itertools.pairwise(edges):
+            filled = ((of_train >= low) & (of_train < high)).sum(axis=0) / (fill * len(train))
+            is_here = (of_asked >= low) & (of_asked < high)
+            expected += (is_here * np.minimum(filled, 1)).mean(axis=1) / 3
+    detector = fdbd.NAC(edge_count, fill, steepness, layers=["1", "3"])
+    guard = fdbd.Guard(network, detector).fit(train.split(16))
+    assert len(np.unique(expected.round(6))) > 10
+    np.testing.assert_allclose(guard.score(asked).numpy(), expected, rtol=1e-9)
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_nac_of_several_layers_is_saved_with_its_guard(tmp_path) -> None:
+    images = torch.randn(60, 2, 6, 6, generator=torch.Generator().manual_seed(1)).double()
+    network = small_network().eval().requires_grad_(False)
+    guard = fdbd.Guard(network, fdbd.NAC(layers=["0"])).fit([images[:40]])
+    guard.calibrate([images[40:]], tpr=0.5)
+    guard.save(tmp_path / "guard.safetensors")
+    loaded = fdbd.load(tmp_path / "guard.safetensors", network)
+    assert torch.equal(loaded.score(images), guard.score(images))
+    with pytest.raises(ValueError, match="features are not enough"):
+        guard.score(Batch(torch.zeros(2, 6).double()))
+
+
+def test_nac_says_what_is_wrong_with_its_layers() -> None:
+    with pytest.raises(ValueError, match="steepness has 3 numbers, expected one, or 2"):
+        fdbd.NAC(steepness=[1.0, 2.0, 3.0], layers=["1"])
+    with pytest.raises(ValueError, match="each name once"):
+        fdbd.NAC(layers=["1", "1"])
+    with pytest.raises(ValueError, match="needs the network and cannot be in an ensemble"):
+        fdbd.Ensemble([fdbd.NAC(layers=["1"]), "fdbd"])
+
+
 def test_mcm_is_the_softmax_of_cosines_whatever_the_scale_of_the_head() -> None:
     cosines = unit(Q) @ unit(W).T
     exponentials = np.exp(cosines / 0.5)

@@ -170,7 +170,8 @@ class Detector(Configured):
         head = self.head
         dtype = head.weight.dtype
         logits = batch.logits
-        if needs.network and batch.views is None and batch.perturbed is None:
+        is_bare = batch.views is None and batch.perturbed is None and batch.layers is None
+        if needs.network and is_bare:
             raise ValueError(self._through_a_guard("guard(images)"))
         features = as_matrix(
             batch.features, head.num_features, "features", "the head's input", dtype

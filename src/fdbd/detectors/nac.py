@@ -1,6 +1,8 @@
 """NAC: whether a sample's neurons are in states that the training data have covered."""
 
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from fdbd.detectors.base import (
     Batch,
     Detector,
     Head,
+    Inputs,
     Needs,
     Paper,
     Passes,
@@ -19,7 +22,7 @@ from fdbd.detectors.base import (
     positive,
     required_logits,
 )
-from fdbd.fitting.statistics import Additive, with_logits
+from fdbd.fitting.statistics import Additive, Together, check_finite, with_logits
 from fdbd.util.torch_compat import tracing
 
 _BASE = 1000.0
@@ -36,15 +39,21 @@ class NAC(Detector):
     training samples whose state of neuron j is in bin b. Bins are finest around 0.5, the state of a
     neuron without influence. No labels are needed. O(CP) per sample.
 
-    This is the score of the penultimate layer, the authors' default in their configurations for
-    ResNets. Their code counts 1,000 training samples and takes a bin as full from 50 of them for
+    Without `layers` this is the score of the penultimate layer. With them it is the mean over the
+    penultimate layer and these, where z and ∂L/∂z of a layer are pooled over its positions. It then
+    works only in a Guard, which lets `observe` run the network: a forward pass, and a backward one
+    down to the earliest layer.
+
+    The authors' code counts 1,000 training samples and takes a bin as full from 50 of them for
     CIFAR-10, the default here as a share, and from 10 with a steepness of 3,000 for ResNet-50 on
     ImageNet: ``NAC(fill=0.01, steepness=3000)``. These are tuned on validation data with outliers.
 
     Args:
         bins: number of edges of the bins (M), even.
         fill: share of the training samples that fills a bin (O/N).
-        steepness: of the sigmoid (α).
+        steepness: of the sigmoid (α); one number, or one for each layer, the penultimate first:
+            gradients of earlier layers are of other sizes, and the authors tune it for each.
+        layers: names of modules of the network whose states count besides the penultimate features.
 
     >>> import fdbd
     >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
@@ -64,65 +73,154 @@ class NAC(Detector):
     edges: Annotated[Tensor, "E"]  #: upper ends of all bins but the last
     coverage: Annotated[Tensor, "P B"]  #: of each bin of each neuron, from 0 to 1
 
-    def __init__(self, bins: int = 50, fill: float = 0.05, steepness: float = 100.0) -> None:
+    def __init__(
+        self,
+        bins: int = 50,
+        fill: float = 0.05,
+        steepness: float | Sequence[float] = 100.0,
+        layers: Sequence[str] = (),
+    ) -> None:
         super().__init__()
+        names = (layers,) if isinstance(layers, str) else tuple(layers)
+        self.layers = expect("layers", names, len(set(names)) == len(names), "each name once")
+        if self.layers:
+            self.needs = Needs(logits=True, network=True, layers=self.layers, passes=1)
         bins = at_least_one("bins", bins, "an even number of edges, at least 4")
         self.bins = expect("bins", bins, bins >= 4 and bins % 2 == 0, "an even number, at least 4")
         self.fill = float(expect("fill", fill, 0 < fill <= 1, "a share above 0 and at most 1"))
-        self.steepness = float(positive("steepness", steepness))
+        self.steepness = _checked_steepness(steepness, 1 + len(self.layers))
+
+    def observe(
+        self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None
+    ) -> Batch:
+        """The model's batch; with `layers`, these hold their outputs times the gradient of L with
+        respect to them, both pooled."""
+        if not self.layers:
+            return classifier(images)
+        network: Any = classifier
+        batch, gradients = network.with_gradients(images, _distance_from_uniform)
+        influences = {}
+        for name in self.layers:
+            influences[name] = batch.layers[name] * gradients[name]
+        observed: Batch = batch._replace(layers=influences)
+        return observed
+
+    def example(self) -> Batch:
+        example = super().example()
+        if not self.layers:
+            return example
+        layers = {}
+        for number, name in enumerate(self.layers, start=1):
+            coverage = self._coverage_of(number)
+            layers[name] = coverage.new_zeros(2, coverage.shape[0])
+        return example._replace(layers=layers)
+
+    def buffer_shape(self, name: str) -> str | None:
+        _, _, number = name.partition("coverage_")
+        if not number.isdigit():
+            return super().buffer_shape(name)
+        # Each layer has its own width.
+        return f"P{number} B"
 
     def passes(self, head: Head) -> Passes:
         edges = torch.from_numpy(_inner_edges(self.bins))
         self.set_buffers(edges=edges)
-        table = _Occupancy(self, head.num_features, len(edges) + 1)
-        occupancy = yield from with_logits(table, head)
-        shares = occupancy.counts / occupancy.count
-        self.set_buffers(coverage=(shares / self.fill).clamp_max(1))
+        tables = [_Occupancy(self, number) for number in range(1 + len(self.layers))]
+        occupied = yield from with_logits(Together(tables), head)
+        for number, table in enumerate(occupied.parts):
+            shares = table.counts / table.count
+            self.set_buffers(**{_buffer_of(number): (shares / self.fill).clamp_max(1)})
 
-    def bins_of(self, features: Tensor, logits: Tensor) -> Tensor:
-        """(N, P) index of the bin that each neuron's state falls into."""
+    def influences(self, batch: Batch, number: int) -> Tensor:
+        """(N, P) z · ∂L/∂z of the neurons of the penultimate layer, number 0, or of another."""
+        if number > 0:
+            assert batch.layers is not None
+            return batch.layers[self.layers[number - 1]].to(self.edges.dtype)
+        logits = required_logits(batch).to(self.edges.dtype)
         pull = logits.softmax(dim=1) - 1 / logits.shape[1]
-        gradients = pull @ self.head_weight
-        states = (self.steepness * features * gradients).sigmoid()
+        return batch.features.to(self.edges.dtype) * (pull @ self.head_weight)
+
+    def bins_of(self, influences: Tensor, number: int) -> Tensor:
+        """(N, P) index of the bin that each neuron's state falls into."""
+        steepness = self.steepness
+        if isinstance(steepness, tuple):
+            steepness = steepness[number]
+        states = (steepness * influences).sigmoid()
         if tracing():
             # ONNX has no search in sorted values.
             return (states.unsqueeze(2) >= self.edges).sum(dim=2)
         return torch.bucketize(states, self.edges, right=True)
 
     def formula(self, batch: Batch) -> Tensor:
-        width = batch.features.shape[1]
-        first = torch.arange(width, device=batch.features.device) * self.coverage.shape[1]
-        coverage = self.coverage.flatten()
+        scores = []
+        for number in range(1 + len(self.layers)):
+            influences = self.influences(batch, number)
+            mean_coverage = partial(self._mean_coverage, number=number)
+            scores.append(in_blocks(mean_coverage, influences, 4 * influences.shape[1]))
+        return torch.stack(scores).mean(dim=0)
 
-        def mean_coverage(features_and_logits: Tensor) -> Tensor:
-            features = features_and_logits[:, :width]
-            bins = self.bins_of(features, features_and_logits[:, width:])
-            return coverage[first + bins].mean(dim=1)
+    def _mean_coverage(self, influences: Tensor, number: int) -> Tensor:
+        """(N,) mean coverage of the states of one layer's neurons."""
+        coverage = self._coverage_of(number)
+        width, num_bins = coverage.shape
+        first = torch.arange(width, device=influences.device) * num_bins
+        places = first + self.bins_of(influences, number)
+        return coverage.flatten()[places].mean(dim=1)
 
-        # One tensor, since `in_blocks` splits one.
-        both = torch.cat([batch.features, required_logits(batch)], dim=1)
-        return in_blocks(mean_coverage, both, 4 * width)
+    def _coverage_of(self, number: int) -> Tensor:
+        coverage: Tensor = getattr(self, _buffer_of(number))
+        return coverage
 
 
 class _Occupancy(Additive):
-    """How many samples have each neuron's state in each bin, (P, B); the detector says which."""
+    """How many samples have each neuron's state of one layer in each bin, (P, B); the detector says
+    which."""
 
     sums = ("count", "counts")
 
-    def __init__(self, detector: NAC, width: int, bins: int) -> None:
+    def __init__(self, detector: NAC, number: int) -> None:
         self.detector = detector
+        self.number = number
         self.count = 0
-        self.counts = torch.zeros(width, bins, dtype=torch.float64)
+        # The width of a layer is known from the first batch.
+        self.counts = torch.zeros(1, len(detector.edges) + 1, dtype=torch.float64)
 
     def update(self, batch: Batch) -> None:
-        dtype = self.detector.head_weight.dtype
-        logits = required_logits(batch)
-        bins = self.detector.bins_of(batch.features.to(dtype), logits.to(dtype)).cpu()
-        width, num_bins = self.counts.shape
+        influences = self.detector.influences(batch, self.number)
+        if self.number > 0:
+            name = self.detector.layers[self.number - 1]
+            check_finite(influences, f"what goes through its layer {name!r}")
+        bins = self.detector.bins_of(influences, self.number).cpu()
+        width = bins.shape[1]
+        num_bins = self.counts.shape[1]
         places = bins + num_bins * torch.arange(width)
         found = torch.bincount(places.flatten(), minlength=width * num_bins)
-        self.counts += found.reshape(width, num_bins)
+        self.counts = self.counts + found.reshape(width, num_bins)
         self.count += len(bins)
+
+
+def _distance_from_uniform(batch: Batch) -> Tensor:
+    """(N,) L: the cross-entropy of the uniform distribution and the softmax."""
+    return -required_logits(batch).log_softmax(dim=1).mean(dim=1)
+
+
+def _checked_steepness(
+    steepness: float | Sequence[float], num_layers: int
+) -> float | tuple[float, ...]:
+    """One positive number, or one for each layer."""
+    if not isinstance(steepness, Sequence):
+        return float(positive("steepness", steepness))
+    if len(steepness) != num_layers:
+        raise ValueError(
+            f"steepness has {len(steepness)} numbers, expected one, or {num_layers}: one for each "
+            "layer, the penultimate first"
+        )
+    return tuple(float(positive("steepness", value)) for value in steepness)
+
+
+def _buffer_of(number: int) -> str:
+    """The buffer with a layer's coverage; that of the penultimate layer, 0, has the plain name."""
+    return f"coverage_{number}" if number > 0 else "coverage"
 
 
 def _inner_edges(count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

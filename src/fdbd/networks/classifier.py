@@ -12,7 +12,7 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -167,6 +167,38 @@ class Classifier(nn.Module):
         self._check_once(batch, output, inputs)
         return batch if self.autocast is None else batch.to(dtype=torch.float32)
 
+    def with_gradients(
+        self, inputs: Inputs, objective: Callable[[Batch], Tensor]
+    ) -> tuple[Batch, dict[str, Tensor]]:
+        """The batch of `inputs`, and for each of `layer_names` the gradient of the objective, Batch
+        to (N,), with respect to that layer's output, pooled like it: (N, P_layer). Costs a forward
+        pass, and a backward one down to the earliest of the layers."""
+        inputs, labels = split_batch(inputs)
+        # Independent of the caller's grad mode; parameters collect no gradients.
+        with torch.inference_mode(False), torch.enable_grad():
+            given = _move(inputs, device_of(self.model))
+            if isinstance(given, Tensor) and given.is_floating_point():
+                # Where all parameters are frozen, the input starts the graph.
+                given = given.detach().clone().requires_grad_()
+            calls: list[Call] = []
+            output = self._run_uncompiled(given, calls)
+            batch = self._collect(calls, output, labels)
+            self._check_once(batch, output, given)
+            results = {name: result for name, _, result in calls}
+            outputs = [_first_tensor(results[name]) for name in self.layer_names]
+            values = objective(batch).sum()
+            gradients = torch.autograd.grad(values, outputs, allow_unused=True)
+        pooled = {}
+        for name, gradient in zip(self.layer_names, gradients):
+            if gradient is None:
+                raise ValueError(f"the model's logits do not depend on the layer {name!r}")
+            pooled[name] = self._pool(name, gradient)
+        batch = batch.detach()
+        if self.autocast is not None:
+            batch = batch.to(dtype=torch.float32)
+            pooled = {name: gradient.float() for name, gradient in pooled.items()}
+        return batch, pooled
+
     def _check_once(self, batch: Batch, output: Any, inputs: Any) -> None:
         """Compares the head with the model's output, at the first call that can tell."""
         if self._is_checked or torch.compiler.is_compiling():
@@ -293,8 +325,7 @@ class Classifier(nn.Module):
 
     def _pool(self, name: str, output: Any) -> Tensor:
         """(N, P_layer) from a layer's output."""
-        while isinstance(output, (tuple, list)) and output:  # Hugging Face layers give tuples
-            output = output[0]
+        output = _first_tensor(output)
         if not isinstance(output, Tensor) or output.ndim < 2:
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise ValueError(
@@ -312,6 +343,14 @@ class Classifier(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._remove_hooks_at_end()
+
+
+def _first_tensor(output: Any) -> Any:
+    """What a layer gives, without what else it may give beside it."""
+    # Layers of Hugging Face give tuples.
+    while isinstance(output, (tuple, list)) and output:
+        output = output[0]
+    return output
 
 
 class _Local(threading.local):
