@@ -282,6 +282,22 @@ def test_two_runs_without_locks_do_no_harm(
     check(cache.features(Network(), images, PREPROCESS, batch_size=8), images, network)
 
 
+def test_a_disk_that_loses_what_is_written_is_an_error(
+    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(descriptor: int) -> None:
+        os.pwrite(descriptor, bytes(64), os.fstat(descriptor).st_size - 64)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", lose)
+        with pytest.raises(OSError, match="loses what is written to it: check the disk"):
+            cache.features(Network(), pictures(), PREPROCESS)
+    network = Network()
+    images = pictures()
+    check(cache.features(network, images, PREPROCESS), images, network)
+    assert network.num_images > 0
+
+
 def test_ctrl_c_leaves_what_was_finished(cache: FeatureCache) -> None:
     def interrupt(done: int, total: int) -> None:
         if done > 40:

@@ -55,8 +55,8 @@ def benchmark_of(
             folder).
         say: called with one line for each thing worth knowing; default: prints to standard error.
         stage: called with one line before each pass of the network; default: `say`, off a terminal.
-        device: where the network runs; "auto": a GPU where there is one.
-        trust: the user's word that a model that the config's file names may run code.
+        device: where the network runs; "auto": a GPU if there is one.
+        trust: the user confirms that a model named in the config's file may run code.
         autocast: as for `Classifier`.
 
     >>> import pathlib, tempfile
@@ -81,27 +81,17 @@ def benchmark_of(
     passes = _Passes(classifier, preprocess, cache or FeatureCache(), config, say, stage)
     train = passes.features(opened.train, f"{opened.train.name} (train)")
     test = passes.features(opened.test, f"{opened.test.name} (test)")
-    validation = None
+    validation = passes.features_if_any(opened.validation, "validation")
+    ood_validation = passes.features_if_any(opened.ood_validation, "OOD validation")
     kinds = None
     if opened.validation is not None:
-        validation = passes.features(opened.validation, f"{opened.validation.name} (validation)")
         kinds = partial(passes.kinds, opened.validation)
-    ood_validation = None
-    if opened.ood_validation is not None:
-        title = f"{opened.ood_validation.name} (OOD validation)"
-        ood_validation = passes.features(opened.ood_validation, title)
     notes = [f"Model: {named.weights}.", _data_note(opened)]
     for samples in (train, test):
         caution = _label_caution(samples, head, named.class_names)
         if caution:
             say(caution)
             notes.append(f"Caution: {caution}.")
-    warnings = []
-    if named.untrained:
-        warnings.append(
-            f"UNTRAINED WEIGHTS: {config.model} has random weights, and every number below is "
-            "noise."
-        )
     ood = [passes.features(images, name) for name, images in opened.ood.items()]
     shifted = [passes.features(images, name) for name, images in opened.shifted.items()]
     return Benchmark(
@@ -115,7 +105,7 @@ def benchmark_of(
         notes=notes,
         forward=lambda size: measure_forward(classifier, preprocess.size, size),
         positive=config.positive,
-        warnings=warnings,
+        warnings=_warnings_of(config, named),
         class_names=named.class_names or opened.test.classes,
         shifted=shifted,
         ood_validation=ood_validation,
@@ -123,6 +113,15 @@ def benchmark_of(
         kinds=kinds,
         published=_published(config, opened),
     )
+
+
+def _warnings_of(config: Config, named: NamedModel) -> list[str]:
+    """Sentences that stand in front of every table."""
+    if not named.untrained:
+        return []
+    return [
+        f"UNTRAINED WEIGHTS: {config.model} has random weights, and every number below is noise."
+    ]
 
 
 def _print_line(line: str) -> None:
@@ -315,6 +314,12 @@ class _Passes:
             )
         return found
 
+    def features_if_any(self, images: Images | None, part: str) -> CachedFeatures | None:
+        """The features of a set for validation; None if there is no such set."""
+        if images is None:
+            return None
+        return self.features(images, f"{images.name} ({part})")
+
     def _preprocess_for(self, images: Images) -> Preprocess:
         """How images of this set are prepared."""
         if images.name in self.config.unresized:
@@ -335,15 +340,19 @@ class _Passes:
         for kind, pixels in made.items():
             images = Images(pixels, name=f"kind {kind}")
             found[kind] = self.cache.features(
-                self.classifier, images, as_it_is, batch_size=self.batch_size
+                self.classifier,
+                images,
+                as_it_is,
+                batch_size=self.batch_size,
+                waiting=self.say,
             )
         return found
 
 
 def _data_note(opened: OpenedSets) -> str:
-    sources = [
-        f"{images.name} from {images.source}" for images in (opened.test, *opened.ood.values())
-    ]
+    sources = []
+    for images in (opened.test, *opened.ood.values()):
+        sources.append(f"{images.name} from {images.source}")
     return f"Data: {', '.join(sources)}."
 
 

@@ -125,7 +125,7 @@ class FeatureCache:
             classifier: `fdbd.Classifier`, or anything like it: images in, Batch out, with ``.head``
                 and ``.model``.
             images, preprocess: the dataset, and the way from its images to the network's input.
-            batch_size: images per forward pass; a function is called only where the network has to
+            batch_size: images per forward pass; a function is called only if the network has to
                 run.
             progress: called with the images done and in all, after each batch.
             waiting: called with one line if another run is computing the same features, which is
@@ -133,30 +133,14 @@ class FeatureCache:
 
         Raises:
             ValueError: when no image can be decoded.
+            OSError: when what was written cannot be read back.
         """
         expect("batch_size", batch_size, callable(batch_size) or batch_size >= 1, "at least 1")
         if not len(images):
             raise ValueError(f"{images.name} holds no image")
         model = model_key(classifier)
-        about = {
-            "format": FORMAT,
-            "model": f"{type(classifier.model).__name__} {model[:12]}",
-            "dataset": images.name,
-            "rows": len(images),
-            "shard_rows": self.shard_rows,
-            "dtype": DTYPE,
-            "preprocess": preprocess.to_dict(),
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
-        parts = (
-            str(FORMAT),
-            model,
-            images.content_key,
-            preprocess.key(),
-            DTYPE,
-            str(self.shard_rows),
-        )
-        key = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
+        about = self._about(classifier, model, images, preprocess)
+        key = self._key(model, images, preprocess)
         report = progress or (lambda done, total: None)
         with self._locked(key, images.name, waiting or log.warning) as is_locked:
             folder = self._opened(key, about, is_locked)
@@ -172,7 +156,40 @@ class FeatureCache:
             for number, (arrays, failures) in zip(missing, found):
                 folder.write(number, arrays, failures, len(images))
                 num_computed += len(arrays["features"])
+            # Without locks another run may have written to the same files.
+            if is_locked and folder.check():
+                raise OSError(
+                    f"the feature cache in {folder.path} loses what is written to it: check the "
+                    "disk, and run the command again"
+                )
             return folder.read(images, num_computed)
+
+    def _about(
+        self, classifier: Classifier, model: str, images: Images, preprocess: Preprocess
+    ) -> dict[str, Any]:
+        """What an entry says of itself."""
+        return {
+            "format": FORMAT,
+            "model": f"{type(classifier.model).__name__} {model[:12]}",
+            "dataset": images.name,
+            "rows": len(images),
+            "shard_rows": self.shard_rows,
+            "dtype": DTYPE,
+            "preprocess": preprocess.to_dict(),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+
+    def _key(self, model: str, images: Images, preprocess: Preprocess) -> str:
+        """The name of an entry, which follows from everything that its features depend on."""
+        parts = (
+            str(FORMAT),
+            model,
+            images.content_key,
+            preprocess.key(),
+            DTYPE,
+            str(self.shard_rows),
+        )
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
 
     @contextlib.contextmanager
     def _locked(self, key: str, name: str, waiting: Say) -> Iterator[bool | None]:

@@ -117,7 +117,13 @@ def deviation_profile(benchmark: Benchmark, levels: int = LEVELS) -> dict[str, A
 
 def _by_level(part: Standing, groups: Sequence[NDArray[np.intp]]) -> dict[str, Any]:
     def each(values: Floats, measure: Callable[[Floats], Any]) -> list[float | None]:
-        return [short(measure(values[group])) if len(group) >= FEWEST else None for group in groups]
+        found: list[float | None] = []
+        for group in groups:
+            if len(group) < FEWEST:
+                found.append(None)
+            else:
+                found.append(short(measure(values[group])))
+        return found
 
     return {
         "count": [len(group) for group in groups],
@@ -188,23 +194,28 @@ def _sample(benchmark: Benchmark, part: Standing, place: int) -> dict[str, Any]:
     batch = part.samples.rows(slice(row, row + 1))
     features = batch.features.double().cpu()
     logits = benchmark.head(features) if batch.logits is None else batch.logits.double().cpu()
-    distance = geometry.distances(features, benchmark.head, logits=logits)[0] / float(
-        part.deviation[place]
-    )
-    reachable = [c for c in distance.argsort().tolist() if math.isfinite(distance[c])]
+    label = None
+    if batch.labels is not None:
+        label = int(batch.labels[0])
+    [distances] = geometry.distances(features, benchmark.head, logits=logits)
+    distances = distances / float(part.deviation[place])
+    reachable = [c for c in distances.argsort().tolist() if math.isfinite(distances[c])]
+    boundaries = [[c, short(float(distances[c]))] for c in reachable[:NEAREST]]
     found: dict[str, Any] = {
         "row": row,
         "score": short(part.scores[place]),
         "predicted": int(logits.argmax()),
-        "label": None if batch.labels is None else int(batch.labels[0]),
-        "boundaries": [[c, short(float(distance[c]))] for c in reachable[:NEAREST]],
+        "label": label,
+        "boundaries": boundaries,
         "others": max(0, len(reachable) - NEAREST),
     }
     images = part.samples.images
     if images is not None:
         with contextlib.suppress(ImageError, ImportError):
             found["image"] = thumbnail(images[row])
-            found["file"] = None if images.paths is None else "/".join(images.paths[row].parts[-2:])
+            found["file"] = None
+            if images.paths is not None:
+                found["file"] = "/".join(images.paths[row].parts[-2:])
     return found
 
 

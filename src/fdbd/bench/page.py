@@ -259,9 +259,11 @@ def _cells(results: Results, rows: Sequence[Row], name: str, metric: str) -> lis
     found = []
     for row, value, tint in zip(rows, values, tints):
         mark = marks.get(row.name, "")
-        theirs = None
+        published_text = None
         if published is not None and metric == "auroc":
             theirs = published.auroc.get(row.name, {}).get(name)
+            if theirs is not None:
+                published_text = _published_text(value, theirs)
         found.append(
             {
                 "metric": metric,
@@ -271,7 +273,7 @@ def _cells(results: Results, rows: Sequence[Row], name: str, metric: str) -> lis
                 "tint": f"{tint:.2f}",
                 "text": cell_text(value),
                 "interval": f"{as_percent(value.low)}–{as_percent(value.high)}",
-                "published": None if theirs is None else _published_text(value, theirs),
+                "published": published_text,
             }
         )
     return found
@@ -284,12 +286,14 @@ def _published_text(value: float, theirs: float) -> str:
 def _tints(values: Sequence[float], smaller_is_better: bool) -> list[float]:
     if not values:
         return []
-    goodness = [-value if smaller_is_better else value for value in values]
+    goodness = np.array(values)
+    if smaller_is_better:
+        goodness = -goodness
     low = float(np.quantile(goodness, 0.25))
-    best = max(goodness)
+    best = float(goodness.max())
     if best <= low:
         return [0.0] * len(values)
-    return [max(0.0, (each - low) / (best - low)) ** 2 for each in goodness]
+    return [max(0.0, (each - low) / (best - low)) ** 2 for each in goodness.tolist()]
 
 
 def _timing(results: Results, row: Row, size: int) -> dict[str, str]:

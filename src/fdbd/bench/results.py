@@ -135,7 +135,11 @@ class Results:
     @property
     def batch_sizes(self) -> list[int]:
         """Batch sizes at which scores were timed."""
-        return sorted({timing.batch_size for row in self.finished for timing in row.latencies})
+        sizes = set()
+        for row in self.finished:
+            for timing in row.latencies:
+                sizes.add(timing.batch_size)
+        return sorted(sizes)
 
     def members(self, column: str) -> tuple[str, ...]:
         """The OOD sets behind a column: itself, or those of a group."""

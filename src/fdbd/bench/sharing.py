@@ -33,28 +33,7 @@ def share(benchmark: Benchmark, folder: Path) -> Path:
         raise FileExistsError(
             f"{str(folder)!r} holds other files: give --share a folder of its own"
         )
-    files: dict[str, str] = {}
-
-    def write(name: str, arrays: dict[str, Any]) -> str:
-        path = folder / f"{name}.npz"
-        with beside(path) as draft, open(draft, "wb") as file:
-            # By rows: NumPy would keep the order of an array that is stored by columns.
-            by_rows: dict[str, Any] = {}
-            for key, array in arrays.items():
-                by_rows[key] = np.ascontiguousarray(array)
-            np.savez_compressed(file, **by_rows)
-        files[path.name] = hash_file(path)
-        return path.name
-
-    def write_set(name: str, samples: FeatureSet) -> dict[str, Any]:
-        arrays = {"features": samples.features.detach().cpu().numpy()}
-        if samples.labels is not None:
-            arrays["y"] = samples.labels.cpu().numpy()
-        if samples.logits is not None:
-            arrays["logits"] = samples.logits.detach().cpu().numpy()
-        file = write(name, arrays)
-        return {"name": samples.name, "file": file, "samples": samples.key}
-
+    files = _ArrayFiles(folder)
     head = {"weight": benchmark.head.weight.numpy(), "bias": benchmark.head.bias.numpy()}
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -64,28 +43,58 @@ def share(benchmark: Benchmark, folder: Path) -> Path:
         "groups": {name: list(members) for name, members in benchmark.groups.items()},
         "class_names": list(benchmark.class_names),
         "warnings": list(benchmark.warnings),
-        "head": write("head", head),
-        "train": write_set("train", benchmark.train),
-        "test": write_set("test", benchmark.test),
+        "head": files.write("head", head),
+        "train": files.write_set("train", benchmark.train),
+        "test": files.write_set("test", benchmark.test),
         "ood": [],
         "shifted": [],
     }
     for number, samples in enumerate(benchmark.ood):
-        about["ood"].append(write_set(f"ood-{number}", samples))
+        about["ood"].append(files.write_set(f"ood-{number}", samples))
     for number, samples in enumerate(benchmark.shifted):
-        about["shifted"].append(write_set(f"shifted-{number}", samples))
+        about["shifted"].append(files.write_set(f"shifted-{number}", samples))
     if benchmark.validation is not None:
-        about["validation"] = write_set("validation", benchmark.validation)
+        about["validation"] = files.write_set("validation", benchmark.validation)
     if benchmark.ood_validation is not None:
-        about["ood_validation"] = write_set("ood-validation", benchmark.ood_validation)
+        about["ood_validation"] = files.write_set("ood-validation", benchmark.ood_validation)
     if benchmark.statistics is not None:
-        about["statistics"] = write("statistics", _moment_arrays(benchmark.statistics))
+        about["statistics"] = files.write("statistics", _moment_arrays(benchmark.statistics))
     about["tune"] = {name: dict(grid) for name, grid in benchmark.grids.items()}
-    about["sha256"] = files
+    about["sha256"] = files.hashes
     write_text(folder / "README.md", _card(benchmark, about))
     # Last, so that a folder with it is whole.
     write_json(folder / ABOUT, about)
     return folder
+
+
+class _ArrayFiles:
+    """Writes arrays as NPZ files to a folder; `hashes` has the SHA-256 of each file by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.hashes: dict[str, str] = {}
+
+    def write(self, name: str, arrays: dict[str, Any]) -> str:
+        """Write arrays by name, and return the file's name."""
+        path = self.folder / f"{name}.npz"
+        # By rows: NumPy would keep the order of an array that is stored by columns.
+        by_rows: dict[str, Any] = {}
+        for key, array in arrays.items():
+            by_rows[key] = np.ascontiguousarray(array)
+        with beside(path) as draft, open(draft, "wb") as file:
+            np.savez_compressed(file, **by_rows)
+        self.hashes[path.name] = hash_file(path)
+        return path.name
+
+    def write_set(self, name: str, samples: FeatureSet) -> dict[str, Any]:
+        """Write a set of features, and return what the description says of it."""
+        arrays = {"features": samples.features.detach().cpu().numpy()}
+        if samples.labels is not None:
+            arrays["y"] = samples.labels.cpu().numpy()
+        if samples.logits is not None:
+            arrays["logits"] = samples.logits.detach().cpu().numpy()
+        file = self.write(name, arrays)
+        return {"name": samples.name, "file": file, "samples": samples.key}
 
 
 def _moment_arrays(moments: ClassMoments) -> dict[str, Any]:

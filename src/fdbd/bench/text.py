@@ -1,9 +1,10 @@
 """Results as tables for the terminal, Markdown and LaTeX. Percentages with two decimals; the best
 in bold. Every mark in a table is explained below it, in the same words in every format.
 
-pandas writes none of these tables: its Markdown needs a further package (tabulate) and leaves a "|"
-in a dataset's name as it is, and its LaTeX cannot split a table to the size of a page, nor put the
-best of each column in bold without a Styler that then escapes nothing.
+pandas was tried and writes none of these tables. Its Markdown needs a further package (tabulate)
+and leaves a "|" in a dataset's name as it is. Its LaTeX leaves ↑, ±, µ and † as they are, which
+LaTeX's own fonts lack, and splits a long table by its rows but not a wide one by its columns. And
+pandas is an extra, while these tables are for everyone.
 """
 
 from __future__ import annotations
@@ -266,7 +267,10 @@ def latency_columns(results: Results) -> list[Column]:
         cells = []
         for row in results.ranked():
             timing = row.latency(size)
-            cells.append(("" if timing is None else _latency_cell(results, timing), ""))
+            text = ""
+            if timing is not None:
+                text = _latency_cell(results, timing)
+            cells.append((text, ""))
         title = f"µs per sample at batch {size}"
         found.append(Column(title, f"µs per sample\nbatch {size}", cells))
     return found
@@ -393,8 +397,8 @@ def markdown_table(
         if title:
             lines.append(f"**{title}**\n")
     lines.append("| " + " | ".join(columns) + " |")
-    rules = ["---:" if side == "r" else "---" for side in sides]
-    lines.append("|" + "|".join(rules) + "|")
+    rules = {"l": "---", "r": "---:"}
+    lines.append("|" + "|".join(rules[side] for side in sides) + "|")
     for cells in rows:
         lines.append("| " + " | ".join(cells) + " |")
     if notes:
@@ -411,12 +415,12 @@ def markdown(results: Results, metrics: Sequence[str]) -> str:
     cells = [column.marked("**{}**") for column in columns]
     rows = []
     for place, row in enumerate(results.ranked()):
-        rows.append([row_name(row), *(column[place] for column in cells)])
-    header = [_escape_pipes(text) for text in header]
-    rows = [[_escape_pipes(text) for text in row] for row in rows]
+        texts = [row_name(row), *(column[place] for column in cells)]
+        rows.append(_without_pipes(texts))
     titles = (*results.setting.warnings, results.setting.title)
     sides = "l" + "r" * len(columns)
-    return markdown_table(titles, header, rows, sides, caption(results, metrics))
+    notes = caption(results, metrics)
+    return markdown_table(titles, _without_pipes(header), rows, sides, notes)
 
 
 def _in_reading_order(results: Results, metrics: Sequence[str]) -> list[Column]:
@@ -431,8 +435,9 @@ def _in_reading_order(results: Results, metrics: Sequence[str]) -> list[Column]:
     return columns + latency_columns(results)
 
 
-def _escape_pipes(text: str) -> str:
-    return text.replace("|", "\\|")
+def _without_pipes(texts: Iterable[str]) -> list[str]:
+    """Texts as cells of a table in Markdown, in which a pipe would end the cell."""
+    return [text.replace("|", "\\|") for text in texts]
 
 
 def latex_table(caption: str, heading: Rows, body: Rows, sides: str) -> str:
