@@ -210,6 +210,14 @@ def test_a_bank_keeps_some_5000_samples_of_many() -> None:
     assert make_member("knn", num_samples=60).k == 30
 
 
+def test_a_pool_that_is_fitted_in_one_pass_knows_how_many_samples_there_are() -> None:
+    auto = fdbd.Auto(pool=SMALL_POOL, per_kind=5)
+    chosen = fdbd.Guard(make_model(), auto).fit([make_images(60, 1), make_images(60, 2)])
+    members = {member.label: member for member in chosen.detector.detectors}
+    assert members["knn"].k == 50
+    assert len(members["knn"].bank) == 120
+
+
 def test_features_alone_get_the_equal_ensemble_and_a_warning() -> None:
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(400, 8, generator=generator).relu()

@@ -164,6 +164,13 @@ def test_a_fit_with_an_ignore_index_is_one_on_the_labelled_positions() -> None:
         torch.testing.assert_close(guard.detector.state_dict()[name], value)
 
 
+def test_images_without_any_labelled_position_are_one_sentence() -> None:
+    images = make_images(4, seed=0)
+    nothing = torch.full((4, SIDE, SIDE), IGNORED)
+    with pytest.raises(ValueError, match=r"at least one position whose label is a class .*255"):
+        fdbd.Guard(SegmentationNet().eval()).fit([(images, nothing)], progress=False)
+
+
 def test_a_guard_of_maps_is_the_same_after_a_file(guard: fdbd.Guard, tmp_path: Path) -> None:
     path = tmp_path / "guard.safetensors"
     guard.save(path)
@@ -231,6 +238,13 @@ def test_verdicts_on_pixels_are_those_of_the_nearest_positions(guard: fdbd.Guard
     torch.testing.assert_close(pixels.is_ood.float().mean(dim=(1, 2)), decision.ood_share)
     with pytest.raises(ValueError, match="at least one pixel"):
         decision.upsample((0, 4))
+
+
+def test_a_size_that_is_not_a_pair_is_one_sentence(guard: fdbd.Guard) -> None:
+    decision = guard(make_images(1, seed=3))
+    for size in (48, (0, 4), (4,)):
+        with pytest.raises(ValueError, match=r"expected \(height, width\) of at least one pixel"):
+            decision.upsample(size)
 
 
 def test_features_with_a_grid_are_decided_on_without_the_network(guard: fdbd.Guard) -> None:

@@ -120,22 +120,36 @@ def choose(
     assert isinstance(pool, Ensemble)
     members = pool.members
     share = 0.5 if ood else 1.0
-    chosen = guard.choose_from(held_out, share=share, progress=progress)
+    chosen = guard.stages.choose_from(held_out, share=share, progress=progress)
     choice = guard.choice
     assert choice is not None
     table: dict[str, dict[str, Interval]] = {}
     if ood:
-        named = dict(zip([member.name for member in choice.members], members))
-        named["auto"] = guard.detector
+        detectors = dict(zip([member.name for member in choice.members], members))
+        detectors["auto"] = guard.detector
         inside = [part.batch for part in chosen.rest]
-        inside_scores = {name: _scores(member, guard, inside) for name, member in named.items()}
-        for name, loader in ood.items():
-            outside = [guard.features_of(item) for item in loader]
-            table[name] = {}
-            for detector, member in named.items():
-                outside_scores = _scores(member, guard, outside)
-                table[name][detector] = _auroc(inside_scores[detector], outside_scores)
+        table = _real_table(guard, detectors, inside, ood)
     return Advice(choice, guard, table, chosen.pictures)
+
+
+def _real_table(
+    guard: Guard,
+    detectors: Mapping[str, Detector],
+    inside: Sequence[Batch],
+    ood: Mapping[str, Iterable[Inputs | Batch]],
+) -> dict[str, dict[str, Interval]]:
+    """AUROC by OOD set and detector, against features of held-out samples."""
+    inside_scores = {}
+    for name, detector in detectors.items():
+        inside_scores[name] = _scores(detector, guard, inside)
+    table: dict[str, dict[str, Interval]] = {}
+    for title, loader in ood.items():
+        outside = [guard.stages.features_of(item) for item in loader]
+        row = {}
+        for name, detector in detectors.items():
+            row[name] = _auroc(inside_scores[name], _scores(detector, guard, outside))
+        table[title] = row
+    return table
 
 
 def _scores(detector: Detector, guard: Guard, batches: Sequence[Batch]) -> Tensor:

@@ -143,7 +143,7 @@ class Explanation(NamedTuple):
     decision: Decision
     distances: Tensor
     """(N, C) closed-form distance to each class's boundary; NaN at the predicted class, +inf if
-    there is none."""
+    there is none. Of a detector for several labels per sample: to each label's own boundary."""
     nearest: Tensor
     """(N,) class behind the nearest boundary."""
     nearest_distance: Tensor
@@ -180,7 +180,8 @@ def explain(
             batch = detector.shape(batch)
             detector = detector.detector
         logits = None if batch.logits is None else batch.logits.to(batch.features.dtype)
-        distances = geometry.distances(batch.features, head, logits=logits)
+        measure = geometry.label_distances if detector.needs.many_labels else geometry.distances
+        distances = measure(batch.features, head, logits=logits)
     nearest_distance, nearest = geometry.nearest_boundary(distances)
     standing = threshold.standing(decision.scores, decision.labels)
     return Explanation(

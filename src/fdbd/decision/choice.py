@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.choice_rule import (
@@ -100,6 +100,11 @@ class Auto:
         """The budget, which `__post_init__` has made of words."""
         assert isinstance(self.budget, Budget)
         return self.budget
+
+    def can_weigh(self, model: object) -> bool:
+        """Whether pseudo-OOD samples can be made for this model, or without one: of images, or of
+        others if the user says how."""
+        return isinstance(model, nn.Module) or self.kinds is not None
 
     def specs(self, can_be_weighed: bool) -> tuple[str, ...]:
         """Names of the pool; without pseudo-OOD samples, of the equal ensemble."""
@@ -251,13 +256,11 @@ def choose_members(
     chosen = [members[place] for place in kept]
     if len(chosen) == 1:
         detector = chosen[0]
-    elif kinds:
-        detector = Ensemble(chosen, "fisher", [float(shares[place]) for place in kept])
-        detector.calibrate(held_out)
     else:
-        # With equal weights the study supports the harmonic mean.
-        detector = Ensemble(chosen)
-        detector.calibrate(held_out)
+        own_shares = None
+        if kinds:
+            own_shares = [float(shares[place]) for place in kept]
+        detector = _ensemble(chosen, own_shares, held_out)
     found = []
     for place, name in enumerate(names):
         weight = float(weights[place])
@@ -266,6 +269,19 @@ def choose_members(
     sizes = {kind: len(batch.features) for kind, batch in kinds.items()}
     notes = _notes(kinds, auto, [costs[place] for place in kept])
     return detector, Choice(tuple(found), count, sizes, notes)
+
+
+def _ensemble(
+    members: Sequence[Detector], shares: Sequence[float] | None, held_out: Batch
+) -> Ensemble:
+    """The chosen members as one detector; without shares their weights are equal, for which the
+    study supports the harmonic mean."""
+    if shares is None:
+        ensemble = Ensemble(list(members))
+    else:
+        ensemble = Ensemble(list(members), "fisher", list(shares))
+    ensemble.calibrate(held_out)
+    return ensemble
 
 
 def _aurocs(

@@ -128,9 +128,12 @@ class SetAside:
 
 def pseudo_ood(inputs: Any, held_out: Batch, auto: Auto) -> dict[str, Any]:
     """Pseudo-OOD samples by kind, each what the model takes or a Batch: those of the user, else
-    images made of the held-out ones; none where the inputs are not images."""
+    images made of the held-out ones; none if the inputs are not images."""
     if callable(auto.kinds):
-        made = auto.kinds(held_out if inputs is None else inputs)
+        taken_by_model = inputs
+        if inputs is None:
+            taken_by_model = held_out
+        made = auto.kinds(taken_by_model)
     elif auto.kinds is not None:
         made = auto.kinds
     else:
@@ -144,7 +147,7 @@ def pseudo_ood(inputs: Any, held_out: Batch, auto: Auto) -> dict[str, Any]:
 
 def first_pictures(kinds: Mapping[str, Any], held_out: Any) -> dict[str, Tensor]:
     """One image (C, H, W) of each kind, and of what was held out, with values from 0 to 1; none
-    where samples are not images."""
+    if samples are not images."""
     _, images = _find_images(held_out)
     if images is None:
         return {}

@@ -47,11 +47,16 @@ class ExportRecord:
 
     def __str__(self) -> str:
         if not self.is_verified:
-            return self.note or "not verified"
-        said = f"verified in {self.runtime} on {len(self.trials)} batches"
-        if self.tolerance is not None:
-            said += f", agrees with torch to {self.tolerance:.0e}"
-        if self.largest_difference is not None:
+            said = "not verified"
+        elif self.tolerance is None:
+            # Answers were compared, and no limit was set to how far each may be from torch's.
+            said = f"compared with torch in {self.runtime} on {', '.join(self.trials)}"
+        else:
+            said = (
+                f"verified in {self.runtime} on {_batches(len(self.trials))}, agrees with torch to "
+                f"{self.tolerance:.0e}"
+            )
+        if self.is_verified and self.largest_difference is not None:
             said += f" (largest difference {self.largest_difference:.1e})"
         if self.note:
             said += f"; {self.note}"
@@ -68,3 +73,7 @@ class ExportRecord:
             "largest_difference": self.largest_difference,
             **self.details,
         }
+
+
+def _batches(count: int) -> str:
+    return "1 batch" if count == 1 else f"{count} batches"

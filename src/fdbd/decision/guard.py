@@ -5,37 +5,28 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
 from fdbd.core import artifact
-from fdbd.core.batch import ArrayLike, Batch, Head, Inputs, as_batch, required_logits
+from fdbd.core.batch import ArrayLike, Batch, Head, Inputs, as_batch
 from fdbd.core.configuration import require_name
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.decision import hub, onnx_export
 from fdbd.decision.answers import Decision, Explanation, explain
-from fdbd.decision.choice import Auto, Choice, choose_members
-from fdbd.decision.choice_samples import (
-    HeldOut,
-    Seen,
-    SetAside,
-    first_pictures,
-    in_pieces,
-    pseudo_ood,
-)
+from fdbd.decision.choice import Auto, Choice
 from fdbd.decision.identity import guard_id
 from fdbd.decision.map_threshold import MapThreshold, PixelShares
 from fdbd.decision.maps import MapDecision, batch_hashes
 from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.show import html_table
-from fdbd.decision.stages import CalibrationMaps, CalibrationScores, Stages
+from fdbd.decision.stages import CalibrationMaps, CalibrationScores, Stages, batches_in
 from fdbd.decision.threshold import FewCalibrationSamplesWarning, Target, Threshold, check_target
-from fdbd.detectors import MCM, Detector, Ensemble, Shaped, as_detector, create_shaping
+from fdbd.detectors import MCM, Detector, Shaped, as_detector, create_shaping
 from fdbd.detectors.shaping import Shaping
 from fdbd.fitting.driver import fit_detector, over_processes
 from fdbd.fitting.overlap import sample_hashes
@@ -47,23 +38,6 @@ from fdbd.networks.sphere import ZeroShotClassifier
 from fdbd.networks.wrapped import is_compiled, weights_hash
 from fdbd.util.progress import track
 from fdbd.util.version import __version__
-
-
-class ScoredRest(NamedTuple):
-    """Held-out samples that did not weigh the detectors, with the scores of those that were
-    chosen."""
-
-    batch: Batch
-    scores: CalibrationScores
-
-
-class Chosen(NamedTuple):
-    """What `Guard.choose_from` leaves besides the detector."""
-
-    rest: list[ScoredRest]
-    pictures: dict[str, Tensor]
-    """One image (C, H, W) of each kind, from 0 to 1; none where samples are not images."""
-
 
 Data: TypeAlias = Inputs | Batch | Iterable[Inputs | Batch | CalibrationScores]
 """What a data loader yields, one batch of it, or `Batch`es of features; for `calibrate` also
@@ -77,6 +51,14 @@ _MOVED_TO_STAGES = (
     "require_fitted",
     "warn_of_labels",
 )
+
+
+class _Scored(NamedTuple):
+    """What a threshold is set from: rows, or maps with the shares of their pixels."""
+
+    rows: list[CalibrationScores]
+    maps: list[CalibrationMaps]
+    shares: PixelShares
 
 
 class Guard(nn.Module):
@@ -118,7 +100,7 @@ class Guard(nn.Module):
         if self.auto is not None:
             if shaping is not None:
                 raise ValueError('"auto" chooses among shapings by itself: leave shaping out')
-            detector = self.auto.make_pool(self._can_be_weighed(model))
+            detector = self.auto.make_pool(self.auto.can_weigh(model))
         assert not isinstance(detector, Auto)
         detector = as_detector(detector)
         if shaping is not None:
@@ -230,19 +212,19 @@ class Guard(nn.Module):
         combine = over_processes()
         if self.auto is not None:
             # What an earlier fit has chosen makes room for the whole pool.
-            self.make_pool()
+            stages.make_pool()
         with torch.no_grad(), Spool() as spool:
-            items = iter(track(_batches_in(data), "fitting", enabled=progress))
+            items = iter(track(batches_in(data), "fitting", enabled=progress))
             batches: Iterable[Batch] = _training_batches(stages, items)
-            if self.detector.needs.passes not in (0, 1):
-                # The network runs once; further passes read what it gave.
+            if self.auto is not None or self.detector.needs.passes not in (0, 1):
+                # The network runs once; further passes read what it gave. What "auto" keeps of the
+                # data depends on their number, which is known when all have been seen.
                 for batch in batches:
                     spool.append(batch)
                 batches = spool
             if self.auto is not None:
-                # How much of the data a member keeps depends on how many there are.
                 num_rows = _over_all(combine, spool.num_rows)
-                self.make_pool(num_rows)
+                stages.make_pool(num_rows)
             fit_detector(self.detector, batches, self.head, combine)
             # A detector that learns nothing has not read the rest, which `calibrate` compares with.
             for item in items:
@@ -251,7 +233,7 @@ class Guard(nn.Module):
             self._record.seen = combine(self._record.seen)
         stages.end_fit()
         if held_out is not None:
-            self.choose_from(held_out, progress=progress)
+            stages.choose_from(held_out, progress=progress)
         return self
 
     def calibrate(
@@ -281,42 +263,49 @@ class Guard(nn.Module):
             progress: as for `fit`.
         """
         check_target(tpr, alpha)
-        stages = self.stages
-        if self._awaits_choice():
+        target = Target(tpr=tpr, alpha=alpha, per_class=per_class)
+        if self.stages.awaits_choice():
             # Scores of what weighed the detectors would be too good for a threshold.
-            chosen = self.choose_from(data, share=0.5, progress=progress)
-            batches = [part.scores for part in chosen.rest]
+            chosen = self.stages.choose_from(data, share=0.5, progress=progress)
+            self._calibrate_on_rows([part.scores for part in chosen.rest], target)
+            return self
+        found = self._score_calibration(data, progress)
+        if found.maps:
+            self.stages.note_calibration(found.maps)
+            self._set_map_threshold(found.shares, **target)
         else:
-            stages.require_fitted()
-            batches = []
-            maps: list[CalibrationMaps] = []
-            shares = PixelShares()
-            with torch.no_grad():
-                for item in track(_batches_in(data), "calibrating", enabled=progress):
-                    part = stages.calibration_part(item)
-                    if isinstance(part, CalibrationScores):
-                        batches.append(part)
-                        continue
-                    # The shares hold what the threshold needs of the scores.
-                    shares.add(part.scores)
-                    maps.append(part._replace(scores=part.scores[:0]))
-            if maps:
-                if batches:
-                    raise ValueError(
-                        "some calibration batches hold maps and others single rows: give one kind"
-                    )
-                stages.note_calibration(maps)
-                self._set_map_threshold(shares, tpr=tpr, alpha=alpha, per_class=per_class)
-                return self
+            self._calibrate_on_rows(found.rows, target)
+        return self
+
+    def _score_calibration(self, data: Data, progress: bool) -> _Scored:
+        """What a threshold needs of calibration data."""
+        self.stages.require_fitted()
+        found = _Scored([], [], PixelShares())
+        with torch.no_grad():
+            for item in track(batches_in(data), "calibrating", enabled=progress):
+                part = self.stages.calibration_part(item)
+                if isinstance(part, CalibrationScores):
+                    found.rows.append(part)
+                    continue
+                # The shares hold what the threshold needs of the scores.
+                found.shares.add(part.scores)
+                found.maps.append(part._replace(scores=part.scores[:0]))
+        if found.rows and found.maps:
+            raise ValueError(
+                "some calibration batches hold maps and others single rows: give one kind"
+            )
+        return found
+
+    def _calibrate_on_rows(self, batches: Sequence[CalibrationScores], target: Target) -> None:
+        """Set the threshold from the scores of all batches."""
         if not batches:
             raise ValueError(
                 "the calibration data hold no samples; give at least one non-empty batch"
             )
-        stages.note_calibration(batches)
+        self.stages.note_calibration(batches)
         scores = torch.cat([batch.scores for batch in batches])
         predicted = torch.cat([batch.predicted for batch in batches])
-        self.set_threshold(scores, predicted, tpr=tpr, alpha=alpha, per_class=per_class)
-        return self
+        self.set_threshold(scores, predicted, **target)
 
     def set_threshold(
         self, scores: Tensor, labels: Tensor | None = None, **target: Unpack[Target]
@@ -357,70 +346,6 @@ class Guard(nn.Module):
         if found is None:
             return None
         return Choice.from_dict(found)
-
-    def _awaits_choice(self) -> bool:
-        """Whether "auto" has a fitted pool and has not chosen from it."""
-        return self.auto is not None and self.choice is None and self.detector.is_fitted
-
-    def make_pool(self, num_samples: int | None = None) -> None:
-        """Take the unfitted pool of ``"auto"`` as the detector, for a fit on so many samples; None:
-        not known yet. `fit` calls this."""
-        assert self.auto is not None
-        self.detector = self.auto.make_pool(self._can_be_weighed(self.classifier), num_samples)
-
-    def _can_be_weighed(self, model: object) -> bool:
-        """Whether pseudo-OOD samples can be made: of images, or of others if the user says how."""
-        assert self.auto is not None
-        return isinstance(model, nn.Module) or self.auto.kinds is not None
-
-    def choose_from(self, data: Data, *, share: float = 1.0, progress: bool = True) -> Chosen:
-        """Weigh the fitted pool of ``"auto"`` by a random part of in-distribution data, at most
-        this share of them, and make the chosen members the detector. `fit` and `calibrate` call
-        this."""
-        assert self.auto is not None
-        pool = self.detector
-        assert isinstance(pool, Ensemble)
-        with torch.no_grad(), Spool() as spool:
-            batches = track(_batches_in(data), "choosing", enabled=progress)
-            held = HeldOut(self.auto.held_out, share, self.auto.seed)
-            divided = SetAside(map(self._seen, batches), spool, held)
-            held_out = self.stages.features_alone(divided.features)
-            samples = pseudo_ood(divided.inputs, held_out, self.auto)
-            kinds = {kind: self.features_of(of_kind) for kind, of_kind in samples.items()}
-            names = self.auto.specs(self._can_be_weighed(self.classifier))
-            self.detector, choice = choose_members(pool, names, held_out, kinds, self.auto)
-            for note in choice.notes:
-                warn_caller(f"auto: {note}")
-            # From here on the guard scores by the detector that was chosen.
-            self.about["choice"] = choice.to_dict()
-            rest = []
-            for batch, hashes in divided.others():
-                scores = self.stages.calibration_scores(batch)
-                rest.append(ScoredRest(batch, scores._replace(hashes=hashes)))
-            pictures = first_pictures(samples, divided.inputs)
-        return Chosen(rest, pictures)
-
-    def _seen(self, item: Inputs | Batch) -> Seen:
-        """What the network says of one batch of held-out data."""
-        if isinstance(item, Batch):
-            batch = self.stages.features_alone(item)
-            return Seen(batch, None, sample_hashes(batch.features))
-        inputs, labels = split_batch(item)
-        batch = self.stages.require_classifier()(inputs)
-        if batch.grid is not None:
-            self.stages.check_takes_maps()
-        return Seen(batch._replace(labels=labels), inputs, sample_hashes(inputs))
-
-    def features_of(self, samples: Inputs | Batch) -> Batch:
-        """Features and logits of samples, of any number; a batch of features as it is."""
-        if isinstance(samples, Batch):
-            return self.stages.features_alone(samples)
-        classifier = self.stages.require_classifier()
-        inputs, _ = split_batch(samples)
-        batches = [classifier(piece) for piece in in_pieces(inputs)]
-        logits = [required_logits(batch) for batch in batches]
-        features = torch.cat([batch.features for batch in batches])
-        return Batch(features, logits=torch.cat(logits))
 
     # ── answers
 
@@ -551,13 +476,16 @@ class Guard(nn.Module):
         weights = record.weights
         if weights is None:
             weights = self._weights()
+        head_name = None
+        if self.classifier is not None:
+            head_name = self.classifier.head_name
         description = {
             **self._description(),
             "version": __version__,
             "guard_version": record.version,
             "weights": weights,
             "inputs": record.inputs,
-            "head_name": None if self.classifier is None else self.classifier.head_name,
+            "head_name": head_name,
             "about": self.about,
         }
         artifact.write(path, description, tensors)
@@ -569,7 +497,6 @@ class Guard(nn.Module):
         """The parts of the guard as JSON values, without their tensors."""
         layers: list[str] = []
         autocast = None
-        threshold = self._any_threshold()
         if self.classifier is not None:
             layers = list(self.classifier.layer_names)
             precisions = {dtype: name for name, dtype in PRECISIONS.items()}
@@ -580,8 +507,8 @@ class Guard(nn.Module):
             "layers": layers,
             "autocast": autocast,
             "detector": self.detector.to_config(),
-            "threshold": None if threshold is None else threshold.to_config(),
-            "perturb": None if self.perturb is None else self.perturb.to_config(),
+            "threshold": _config_of(self._any_threshold()),
+            "perturb": _config_of(self.perturb),
         }
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -649,6 +576,13 @@ def warn_of_other_weights(guard: Guard, path: str | os.PathLike[str]) -> None:
         )
 
 
+def _config_of(part: Threshold | MapThreshold | InputPerturbation | None) -> object:
+    """The part as JSON values; None if the guard does without it."""
+    if part is None:
+        return None
+    return part.to_config()
+
+
 def _as_auto(detector: object) -> Auto | None:
     if isinstance(detector, Auto):
         return detector
@@ -677,29 +611,6 @@ def _check_perturbation(detector: Detector) -> None:
 def _training_batches(stages: Stages, items: Iterator[Any]) -> Iterator[Batch]:
     for item in items:
         yield stages.note(stages.training_batch(item))
-
-
-def _batches_in(data: Data) -> Iterable[Any]:
-    """What to iterate over: a loader as it is, one batch as a list of one."""
-    if isinstance(data, (Tensor, np.ndarray, Batch, Mapping)) or _is_labelled_batch(data):
-        return [data]
-    if not isinstance(data, Iterable):
-        raise TypeError(
-            f"data are a {type(data).__name__}, expected a data loader or another iterable of "
-            "batches"
-        )
-    return data
-
-
-def _is_labelled_batch(data: Any) -> bool:
-    """Whether a pair is (inputs, labels), and not a list of two batches: labels have one number per
-    row of the inputs."""
-    if not isinstance(data, (tuple, list)) or len(data) != 2:
-        return False
-    inputs, labels = data
-    if not isinstance(inputs, (Tensor, np.ndarray)) or not isinstance(labels, (Tensor, np.ndarray)):
-        return False
-    return inputs.ndim > 1 and labels.ndim == 1 and len(inputs) == len(labels)
 
 
 def _warn_of_name(old: str, new: str) -> None:

@@ -207,13 +207,11 @@ def _find_model(
     # A forged number would have a network of any size built: the head in the file is what there is.
     if num_classes is not None:
         _check_classes(path, num_classes, tensors)
+    head = None
+    if name.startswith(f"{SENTENCES}:"):
+        head = _read_head(tensors)
     found = model_by_name(
-        name,
-        checkpoint,
-        num_classes=num_classes,
-        trust=trust,
-        device=device,
-        head=_read_head(tensors) if name.startswith(f"{SENTENCES}:") else None,
+        name, checkpoint, num_classes=num_classes, trust=trust, device=device, head=head
     )
     if origin.get("weights") not in (None, found.origin["weights"]):
         raise artifact.ArtifactError(

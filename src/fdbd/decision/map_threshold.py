@@ -157,7 +157,9 @@ class MapThreshold(nn.Module):
         if not count:
             raise ValueError("there are no calibration images; give at least one batch of them")
         if alpha is None:
-            wanted = float(as_fraction("tpr", 0.95 if tpr is None else tpr))
+            if tpr is None:
+                tpr = 0.95
+            wanted = float(as_fraction("tpr", tpr))
             images = Threshold.quantile(shares.image_scores(), wanted)
             return cls("quantile", wanted, shares.largest_threshold(1 - wanted), images)
         share = float(as_fraction("alpha", alpha))

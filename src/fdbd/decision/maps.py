@@ -3,6 +3,7 @@ map its fit reads."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -76,9 +77,9 @@ class MapDecision(NamedTuple):
         """Labels, scores and verdicts at another resolution (h, w), such as the images': those of
         the nearest position. Verdicts between positions would be new ones, which nothing
         promises."""
-        height, width = size
-        if height < 1 or width < 1:
+        if not isinstance(size, Sequence) or len(size) != 2 or min(size) < 1:
             raise ValueError(f"size is {size}, expected (height, width) of at least one pixel")
+        height, width = size
         rows = nearest_pixels(self.labels.shape[1], height, self.labels.device)
         columns = nearest_pixels(self.labels.shape[2], width, self.labels.device)
         return PixelAnswers(

@@ -137,7 +137,9 @@ def _describe(
     guard: Guard, class_names: Sequence[str] | None, opset: int, takes_texts: bool
 ) -> dict[str, object]:
     """What the file says of itself; see `metadata`."""
-    tokenizer = TextTokenizer.from_model(guard.about.get("model")) if takes_texts else None
+    tokenizer = None
+    if takes_texts:
+        tokenizer = _tokenizer_of(guard)
     threshold = guard.stages.require_any_threshold()
     if isinstance(threshold, MapThreshold):
         calibration = threshold.image_threshold.calibration
@@ -159,9 +161,17 @@ def _describe(
         "calibration": base64.b64encode(scores.tobytes()).decode(),
         "promise": threshold.guarantee,
         "preprocess": guard.about.get("preprocess"),
-        "tokenizer": None if tokenizer is None else tokenizer.to_dict(),
+        "tokenizer": tokenizer,
         "p_value_resolution": 0.0,
     }
+
+
+def _tokenizer_of(guard: Guard) -> dict[str, Any] | None:
+    """How the guard's model takes texts, as JSON values; None if it takes none."""
+    tokenizer = TextTokenizer.from_model(guard.about.get("model"))
+    if tokenizer is None:
+        return None
+    return tokenizer.to_dict()
 
 
 def save(model: Any, description: Mapping[str, Any], path: Path) -> None:
@@ -271,10 +281,12 @@ class Graph(nn.Module):
 
 def _common_rows(named: Mapping[Any, Any]) -> int:
     """The number of rows of all tensors of an example; ValueError if it is not one number."""
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    rows: set[int] = set()
     for name, part in named.items():
         shapes[name] = tuple(part.shape) if isinstance(part, Tensor) else ()
-    rows = {shape[0] if shape else 0 for shape in shapes.values()}
+        # What is not a tensor, or holds a single number, has no rows.
+        rows.add(len(part) if shapes[name] else 0)
     if len(rows) != 1 or 0 in rows:
         shown = ", ".join(f"{name} of shape {shape}" for name, shape in shapes.items())
         raise ValueError(

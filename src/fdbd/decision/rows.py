@@ -153,7 +153,7 @@ class _Rows(NamedTuple):
         if class_names:
             decided["class"] = _names_of(self.labels, is_unknown, class_names)
         else:
-            decided["class"] = np.ma.array(text_column([""] * len(batch.names)), mask=True)
+            decided["class"] = np.ma.array(np.full(len(batch.names), "", object), mask=True)
         decided["score"] = np.ma.array(self.scores, mask=~self.is_read)
         decided["p_value"] = np.ma.array(self.p_values, mask=~self.is_read)
         decided["is_ood"] = self.is_ood | is_unknown

@@ -4,16 +4,25 @@ Ray, exports, jobs, the service. Users call `Guard`."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Inputs
+from fdbd.core.batch import Batch, Inputs, required_logits
 from fdbd.core.configuration import NotFittedError
 from fdbd.decision.answers import Decision, NotCalibratedError
+from fdbd.decision.choice import choose_members
+from fdbd.decision.choice_samples import (
+    HeldOut,
+    Seen,
+    SetAside,
+    first_pictures,
+    in_pieces,
+    pseudo_ood,
+)
 from fdbd.decision.inputs import InputRange
 from fdbd.decision.map_threshold import MapThreshold
 from fdbd.decision.maps import (
@@ -25,12 +34,15 @@ from fdbd.decision.maps import (
 )
 from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.threshold import Threshold
+from fdbd.detectors import Ensemble
 from fdbd.fitting.overlap import Sketch, sample_hashes
+from fdbd.fitting.spool import Spool
 from fdbd.networks.classifier import Classifier, all_finite, rows_finite, split_batch
+from fdbd.util.progress import track
 from fdbd.util.torch_compat import is_plain, tracing
 
 if TYPE_CHECKING:
-    from fdbd.decision.guard import Guard
+    from fdbd.decision.guard import Data, Guard
 
 _FEW = 256
 """Scores that are looked at one by one faster than by torch."""
@@ -72,6 +84,22 @@ class CalibrationMaps(NamedTuple):
     """(N,) of the images, by which those of the fit are known again."""
 
 
+class ScoredRest(NamedTuple):
+    """Held-out samples that did not weigh the detectors, with the scores of those that were
+    chosen."""
+
+    batch: Batch
+    scores: CalibrationScores
+
+
+class Chosen(NamedTuple):
+    """What `Stages.choose_from` leaves besides the detector."""
+
+    rest: list[ScoredRest]
+    pictures: dict[str, Tensor]
+    """One image (C, H, W) of each kind, from 0 to 1; none if samples are not images."""
+
+
 class Observation(NamedTuple):
     """What a guard sees of N samples before it decides."""
 
@@ -106,7 +134,7 @@ class Stages:
 
     def require_fitted(self) -> None:
         """NotFittedError unless the guard was fitted or loaded."""
-        if self._guard._awaits_choice():
+        if self.awaits_choice():
             raise NotFittedError(
                 '"auto" has not chosen its detectors yet: call guard.calibrate(loader), or '
                 "guard.fit(loader, held_out=other_loader)"
@@ -236,6 +264,78 @@ class Stages:
         """Note the model's weights, and warn if labels and predictions do not agree."""
         self.record.weights = self._guard._weights()
         self.warn_of_labels("fit")
+
+    # ── the choice of a detector, with "auto"
+
+    def awaits_choice(self) -> bool:
+        """Whether "auto" has a fitted pool and has not chosen from it."""
+        guard = self._guard
+        return guard.auto is not None and guard.choice is None and guard.detector.is_fitted
+
+    def make_pool(self, num_samples: int | None = None) -> None:
+        """Take the unfitted pool of "auto" as the detector, for a fit on so many samples; None: not
+        known yet."""
+        guard = self._guard
+        assert guard.auto is not None
+        guard.detector = guard.auto.make_pool(guard.auto.can_weigh(guard.classifier), num_samples)
+
+    def choose_from(self, data: Data, *, share: float = 1.0, progress: bool = True) -> Chosen:
+        """Weigh the fitted pool of "auto" by a random part of in-distribution data, at most this
+        share of them, and make the chosen members the detector."""
+        guard = self._guard
+        auto = guard.auto
+        assert auto is not None
+        with torch.no_grad(), Spool() as spool:
+            batches = track(batches_in(data), "choosing", enabled=progress)
+            held = HeldOut(auto.held_out, share, auto.seed)
+            divided = SetAside(map(self._seen, batches), spool, held)
+            held_out = self.features_alone(divided.features)
+            samples = pseudo_ood(divided.inputs, held_out, auto)
+            self._take_chosen(held_out, samples)
+            rest = []
+            for batch, hashes in divided.others():
+                scores = self.calibration_scores(batch)
+                rest.append(ScoredRest(batch, scores._replace(hashes=hashes)))
+            pictures = first_pictures(samples, divided.inputs)
+        return Chosen(rest, pictures)
+
+    def _take_chosen(self, held_out: Batch, samples: Mapping[str, Any]) -> None:
+        """Make those members of the pool the detector that best tell held-out features from
+        pseudo-OOD samples, which come by kind."""
+        guard = self._guard
+        auto = guard.auto
+        pool = guard.detector
+        assert auto is not None
+        assert isinstance(pool, Ensemble)
+        kinds = {kind: self.features_of(of_kind) for kind, of_kind in samples.items()}
+        names = auto.specs(auto.can_weigh(guard.classifier))
+        guard.detector, choice = choose_members(pool, names, held_out, kinds, auto)
+        for note in choice.notes:
+            warn_caller(f"auto: {note}")
+        # From here on the guard scores by the detector that was chosen.
+        guard.about["choice"] = choice.to_dict()
+
+    def features_of(self, samples: Inputs | Batch) -> Batch:
+        """Features and logits of samples, of any number; a batch of features as it is."""
+        if isinstance(samples, Batch):
+            return self.features_alone(samples)
+        classifier = self.require_classifier()
+        inputs, _ = split_batch(samples)
+        batches = [classifier(piece) for piece in in_pieces(inputs)]
+        logits = [required_logits(batch) for batch in batches]
+        features = torch.cat([batch.features for batch in batches])
+        return Batch(features, logits=torch.cat(logits))
+
+    def _seen(self, item: Inputs | Batch) -> Seen:
+        """What the network says of one batch of held-out data."""
+        if isinstance(item, Batch):
+            batch = self.features_alone(item)
+            return Seen(batch, None, sample_hashes(batch.features))
+        inputs, labels = split_batch(item)
+        batch = self.require_classifier()(inputs)
+        if batch.grid is not None:
+            self.check_takes_maps()
+        return Seen(batch._replace(labels=labels), inputs, sample_hashes(inputs))
 
     # ── calibration
 
@@ -396,6 +496,29 @@ class Stages:
                 f"{high:.4g}: prepare images in the same way (0…255 or 0…1, normalised or not); "
                 "the guard does not say so again"
             )
+
+
+def batches_in(data: Data) -> Iterable[Any]:
+    """What to iterate over: a loader as it is, one batch as a list of one."""
+    if isinstance(data, (Tensor, np.ndarray, Batch, Mapping)) or _is_labelled_batch(data):
+        return [data]
+    if not isinstance(data, Iterable):
+        raise TypeError(
+            f"data are a {type(data).__name__}, expected a data loader or another iterable of "
+            "batches"
+        )
+    return data
+
+
+def _is_labelled_batch(data: Any) -> bool:
+    """Whether a pair is (inputs, labels), and not a list of two batches: labels have one number per
+    row of the inputs."""
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        return False
+    inputs, labels = data
+    if not isinstance(inputs, (Tensor, np.ndarray)) or not isinstance(labels, (Tensor, np.ndarray)):
+        return False
+    return inputs.ndim > 1 and labels.ndim == 1 and len(inputs) == len(labels)
 
 
 def _closed(scores: Tensor, finite: Tensor | None) -> Tensor:

@@ -136,7 +136,7 @@ class Threshold(nn.Module):
         per_class: bool = False,
         num_classes: int | None = None,
     ) -> Threshold:
-        """Out-of-distribution where the conformal p-value (1 + #{calibration ≤ score}) / (n + 1) is
+        """Out-of-distribution if the conformal p-value (1 + #{calibration ≤ score}) / (n + 1) is
         at most `alpha`, a fraction in (0, 1). Other arguments are those of `quantile`.
 
         If the calibration samples and a new in-distribution sample are exchangeable, the new sample
@@ -284,6 +284,7 @@ class Threshold(nn.Module):
         from scipy.special import betaincinv
 
         sizes = self.offsets.diff().tolist()
+        # The class with the fewest samples; one without any has the threshold of all.
         size, index = min((size, index) for index, size in enumerate(sizes) if size)
         rejected = self._place_of_threshold(size, index) + 1
         upper_tail = (1 + confidence) / 2
@@ -369,7 +370,9 @@ class Threshold(nn.Module):
         pooled = calibration.sort().values
         runs = []
         for run in calibration.split(sizes.tolist()):
-            runs.append(run if len(run) else pooled)
+            if not len(run):
+                run = pooled
+            runs.append(run)
         values = []
         for index, (run, size) in enumerate(zip(runs, sizes.tolist())):
             values.append(run[self._place_of_threshold(size, index)])
