@@ -107,6 +107,21 @@ def distances(
     return distance.masked_fill(has_no_boundary, torch.inf).scatter(1, own, torch.nan)
 
 
+def label_distances(features: Tensor, head: Head, *, logits: Tensor | None = None) -> Tensor:
+    """(N, C) distance of each feature to each label's own boundary, for heads in which every label
+    is a yes or no of its own (sigmoid): |w_c·z + b_c| / ‖w_c‖. +inf for a label with the weight 0,
+    which has no boundary.
+
+    >>> label_distances(torch.tensor([[3.0, 7.0]]), Head([[2.0, 0.0], [0.0, -1.0]]))
+    tensor([[3., 7.]])
+    """
+    logits = head(features) if logits is None else logits
+    norms = torch.linalg.vector_norm(_float64(head.weight), dim=1).to(logits.dtype)
+    norms = norms.to(logits.device)
+    distance = logits.abs() / norms
+    return distance.masked_fill(norms == 0, torch.inf)
+
+
 def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:
     """Distance (N,) to the nearest boundary and its class (N,), from the (N, C) output of
     `distances`.
@@ -195,7 +210,8 @@ class Folded:
         `logits` (N, C). Rows with a NaN or an infinity, or whose norm overflows, score NaN or −inf:
         `FDBD.score` decides on those."""
         if features.dtype not in (torch.float32, torch.float64):
-            features = features.to(self.normals.dtype)  # from half precision or integers: exact
+            # From half precision or integers, this is exact.
+            features = features.to(self.normals.dtype)
         if logits is not None and logits.dtype not in (torch.float32, torch.float64):
             logits = logits.to(self.normals.dtype)
         folded = (self.normals, self.offsets, self.center, self.floor)
@@ -319,7 +335,8 @@ def _least_norm(constraints: _Array, gaps: _Array) -> float:
     the last unit vector, find u ≥ 0 that minimises ‖E u − t‖. Of the residual ρ = E u − t, the last
     entry is −‖ρ‖², and the solution is y = ρ[:r] / ‖ρ‖².
     """
-    from scipy.optimize import lsq_linear  # takes time to import
+    # Here, since it takes time to import.
+    from scipy.optimize import lsq_linear
 
     lengths = np.linalg.norm(constraints, axis=1, keepdims=True)
     rows = np.column_stack([constraints, gaps]) / lengths

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fdbd
+from fdbd.pages.explanation import explain_sample
 
 LABELS = 4
 WIDTH = 6
@@ -89,6 +90,30 @@ def test_file_and_graph_give_the_same_decisions(guard: fdbd.Guard, tmp_path: Pat
     assert np.array_equal(logits > 0, guard(inputs).label_sets().numpy())
 
 
+def test_an_explanation_has_the_distances_to_the_labels_own_boundaries(guard: fdbd.Guard) -> None:
+    inputs, _ = samples(20, 6)
+    why = guard.explain(inputs)
+    head = guard.head
+    features = guard.classifier(inputs).features.detach()
+    for row, point in enumerate(features):
+        for label in range(LABELS):
+            normal = head.weight[label]
+            distance = abs(float(normal @ point + head.bias[label])) / float(normal.norm())
+            assert float(why.distances[row, label]) == pytest.approx(distance, rel=1e-4)
+    assert torch.equal(why.nearest, why.distances.argmin(dim=1))
+    torch.testing.assert_close(why.shares.sum(dim=1), torch.ones(20))
+
+
+def test_the_explanation_of_a_sample_names_the_set_of_its_labels(guard: fdbd.Guard) -> None:
+    names = ["sun", "sea", "tree", "dog"]
+    inputs, labels = samples(200, 6)
+    sets = labels.tolist()
+    both = sets.index([1, 0, 1, 0])
+    none = sets.index([0, 0, 0, 0])
+    assert explain_sample(guard, inputs[both : both + 1], names).predicted == "sun + tree"
+    assert explain_sample(guard, inputs[none : none + 1], names).predicted == "no label"
+
+
 def test_a_threshold_per_class_is_refused(guard: fdbd.Guard) -> None:
     with pytest.raises(ValueError, match="several labels at once"):
         guard.calibrate([samples(400, 2)], tpr=0.9, per_class=True, progress=False)
@@ -104,6 +129,12 @@ def test_numbers_that_are_no_labels_are_one_sentence(labels: Tensor) -> None:
     inputs, _ = samples(10, 0)
     with pytest.raises(ValueError, match=r"zeros and ones \(N, C\) for a head of many labels"):
         fdbd.Guard(model(), "multilabel-fdbd").fit([(inputs, labels)], progress=False)
+
+
+def test_labels_of_another_number_of_classes_are_one_sentence() -> None:
+    inputs, labels = samples(10, 0)
+    with pytest.raises(ValueError, match=r"for several labels per sample \(10, 4\)"):
+        fdbd.Guard(model(), "multilabel-fdbd").fit([(inputs, labels[:, :3])], progress=False)
 
 
 def test_files_of_features_may_hold_multi_hot_labels(tmp_path: Path, run) -> None:
