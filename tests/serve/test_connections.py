@@ -1,4 +1,4 @@
-"""Connections whose clients do not read their answers."""
+"""Connections whose clients do not read their answers, or leave while several are asked for."""
 
 from __future__ import annotations
 
@@ -98,6 +98,37 @@ def test_a_large_answer_that_nobody_reads_keeps_its_memory_until_it_is_given_up(
 
     # The memory was given back, so the connection is closed and the rest of the answer is lost.
     assert len(read_to_the_end(client)) < 1_000_000
+
+
+@pytest.mark.parametrize("ahead", [4, 30])
+def test_who_sends_requests_ahead_and_leaves_is_no_error_of_the_service(
+    impatient, caplog, ahead: int
+) -> None:
+    begun = threading.Event()
+    gate = threading.Event()
+    [guard] = impatient.process.guards.loaded()
+    decide = guard.batcher._decide
+
+    def decide_later(rows: object) -> object:
+        begun.set()
+        gate.wait(PATIENCE)
+        return decide(rows)
+
+    guard.batcher._decide = decide_later
+    body = json.dumps({"features": [[0.0] * WIDTH]}).encode()
+    head = (
+        "POST /decide HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    client = impatient.send((head.encode() + body) * ahead)
+    assert begun.wait(PATIENCE)
+    client.close()
+    assert happens(lambda: not impatient.running.server_state.connections)
+    gate.set()
+    # The request under way learns of it, so it ends before its time and without an error.
+    assert happens(lambda: not impatient.process.under_way)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+    assert not impatient.process.under_way
 
 
 @pytest.mark.slow

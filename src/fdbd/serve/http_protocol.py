@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from uvicorn import Config, Server
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from fdbd.serve.deadline import FIRST_BYTE
@@ -58,6 +58,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._is_in_header = False
         self._began_in_this_chunk = False
+        # Requests that are answered or wait for their turn; the server knows the latest alone.
+        self._unanswered: list[RequestResponseCycle] = []
 
     # ── the connection
 
@@ -75,8 +77,22 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._give_up_requests()
         if self.transport is not None:  # one that was aborted at once has none
             super().connection_lost(exc)
+
+    def _abort(self) -> None:
+        """Break the connection at once."""
+        self._give_up_requests()
+        self.transport.abort()
+
+    def _give_up_requests(self) -> None:
+        """Tell all requests of the connection that there is nobody to answer."""
+        for cycle in self._unanswered:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._unanswered.clear()
 
     @property
     def is_receiving(self) -> bool:
@@ -108,13 +124,13 @@ class BoundedProtocol(HttpToolsProtocol):
             # It closes once all is sent, which for such a client would be never.
             self._closing_since = self._closing_since or now
             if is_overdue and now - self._closing_since > _GRACE_SECONDS:
-                self.transport.abort()
+                self._abort()
             return
         is_between_requests = self._first_byte is None
         answers = self.cycle is not None and not self.cycle.response_complete
         if answers:
             if is_overdue:
-                self.transport.abort()
+                self._abort()
         elif is_between_requests:
             has_asked_nothing = self.cycle is None
             if has_asked_nothing and now - self._opened > self.settings.header_timeout:
@@ -164,6 +180,8 @@ class BoundedProtocol(HttpToolsProtocol):
         scope[FIRST_BYTE] = self._asked_at
         scope[OVER_LIMIT] = self._is_over_limit
         super().on_headers_complete()
+        self._unanswered = [each for each in self._unanswered if not each.response_complete]
+        self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         if not self.transport.is_closing():
@@ -188,7 +206,7 @@ class BoundedProtocol(HttpToolsProtocol):
             is_answering and (self.cycle.response_started or not self.cycle.more_body)
         ):
             # An answer here would not be read, or be taken for that of the request before.
-            self.transport.abort()
+            self._abort()
             return
         if self._first_byte is not None:
             self.transport.write(refusal(status, reason))
