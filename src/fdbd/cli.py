@@ -118,7 +118,9 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None:
         # The work is done: Ctrl-C ends the rest without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(code if isinstance(code, int) else 0)
+    # A command that ends well returns nothing.
+    exit_code = code if isinstance(code, int) else 0
+    sys.exit(exit_code)
 
 
 def _explain(error: Exception) -> int:

@@ -23,7 +23,10 @@ from fdbd.fitting.driver import add_batches, fit_by, fit_detector
 from fdbd.fitting.statistics import Together
 from fdbd.networks.classifier import Classifier
 
-CLASSES, WIDTH, SAMPLES, QUERIES = 4, 8, 120, 16
+CLASSES = 4
+WIDTH = 8
+SAMPLES = 120
+QUERIES = 16
 
 
 class TrialData(NamedTuple):
@@ -117,9 +120,11 @@ def _random_classifier(
 
 def fitted(detector: Detector, data: TrialData, batches: Any = None) -> Detector:
     """A copy of the detector, fitted, and calibrated if it needs that."""
-    detector = copy.deepcopy(detector)
-    fit_detector(detector, [data.train] if batches is None else batches, data.head)
-    return _calibrated(detector, data)
+    learner = copy.deepcopy(detector)
+    if batches is None:
+        batches = [data.train]
+    fit_detector(learner, batches, data.head)
+    return _calibrated(learner, data)
 
 
 def _calibrated(detector: Detector, data: TrialData) -> Detector:

@@ -34,7 +34,9 @@ MODULES |= {"fdbd.networks": "fdbd.networks"}
 
 def pages() -> set[str]:
     """Pages of the site by name, such as tutorials/guard."""
-    found = [*DOCS.glob("*.md"), *DOCS.glob("tutorials/*.md"), *DOCS.glob("api/*.rst")]
+    folders = (".", "production", "tutorials")
+    found = [path for folder in folders for path in (DOCS / folder).glob("*.md")]
+    found += DOCS.glob("api/*.rst")
     return {str(path.relative_to(DOCS).with_suffix("")) for path in found} | GENERATED
 
 
@@ -114,13 +116,13 @@ def test_every_name_in_the_reference_has_an_example_that_is_run(name: str) -> No
     )
 
 
-def test_there_are_ten_tutorials_and_their_code_parses() -> None:
-    assert len(TUTORIALS) == 10
+def test_the_code_of_the_tutorials_parses() -> None:
+    assert TUTORIALS
     for path in TUTORIALS:
         cells = re.findall(
             r"```\{code-cell\} python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL
         )
-        assert len(cells) >= 3, path
+        assert cells, path
         for cell in cells:
             ast.parse(cell, str(path))
 

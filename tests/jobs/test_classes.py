@@ -32,10 +32,14 @@ def test_folders_are_matched_by_name_whatever_their_order_spelling_and_number() 
 
 
 def test_a_renamed_folder_is_named_with_the_class_that_lacks_one() -> None:
-    with pytest.raises(ValueError, match=r"folder 'sea', which is not a class .*; the class 'ocean' has no"):
+    with pytest.raises(
+        ValueError, match=r"'sea', which is not a class .*; the class 'ocean' has no"
+    ):
         match_classes(folders("ant", "sea"), 2, ("ant", "ocean"))
     fit = match_classes(folders("ant", "ocean"), 2, ())
-    with pytest.raises(ValueError, match=r"folder 'sea', which is not a class .*; the class 'ocean' has no"):
+    with pytest.raises(
+        ValueError, match=r"'sea', which is not a class .*; the class 'ocean' has no"
+    ):
         match_classes(folders("ant", "sea"), 2, (), fit)
 
 

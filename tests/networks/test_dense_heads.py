@@ -50,6 +50,11 @@ def test_each_position_is_a_row_and_the_grid_leads_back(end: str) -> None:
     assert torch.equal(batch.features[48 + 8 + 3], maps[1, :, 1, 3])
 
 
+def test_a_map_of_one_position_that_the_model_enlarges_is_still_a_map() -> None:
+    batch = Classifier(Segmenter().eval())(images(height=4, width=4))
+    assert batch.grid == Grid(2, 1, 1)
+
+
 def test_what_follows_the_maps_is_noticed_unless_the_head_is_named() -> None:
     with pytest.raises(ValueError, match=r"gives \(2, 5, 24, 32\) where .* gives \(2, 5, 6, 8\)"):
         Classifier(Segmenter(end="softmax").eval())(images())
@@ -70,6 +75,13 @@ def test_label_maps_of_the_images_become_one_label_per_row() -> None:
     full = labels.repeat_interleave(4, 0).repeat_interleave(4, 1)
     batch = Classifier(Segmenter().eval())((images(), torch.stack([full, full + 100])))
     assert torch.equal(batch.labels, torch.cat([torch.arange(48), torch.arange(48) + 100]))
+
+
+def test_label_maps_may_keep_their_one_channel() -> None:
+    labels = torch.randint(5, (2, 24, 32))
+    classifier = Classifier(Segmenter().eval())
+    with_channel = classifier((images(), labels[:, None]))
+    assert torch.equal(with_channel.labels, classifier((images(), labels)).labels)
 
 
 def test_labels_that_do_not_belong_to_the_rows_are_refused() -> None:

@@ -112,9 +112,10 @@ def _list(as_json: bool) -> None:
     for row in rows:
         cells = []
         for key in columns:
-            cells.append("" if row[key] is None else str(row[key]))
-        cells.append("yes" if row["here"] else "")
-        lines.append(cells)
+            is_known = row[key] is not None
+            cells.append(str(row[key]) if is_known else "")
+        here = "yes" if row["here"] else ""
+        lines.append([*cells, here])
     print_table([*columns[:-1], "MB", "here"], lines)
     # Below the table, since no column is wide enough.
     for row in rows:

@@ -40,37 +40,92 @@ def explain(
     """
     from fdbd.core.pixels import decode
     from fdbd.decision.guard_file import open_guard
-    from fdbd.pages.explanation import draw, explain_sample
 
     given = images or []
     if bool(given) == bool(text):
         raise ValueError("give one or more images, or texts with --text")
-    names = [str(image) for image in given] or [_title(each) for each in text]
     stems = [image.stem for image in given] or ["text"] * len(text)
     pictures = _pictures(out, stems, [guard, *given])
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device=device)
-    is_of_maps = opened.guard.map_threshold is not None
-    contents: list[Any] = [*text] if text else [decode(image) for image in given]
-    found: list[dict[str, Any]] = []
-    for number, (content, name, picture) in enumerate(zip(contents, names, pictures)):
-        inputs = _inputs(opened, content, guard)
-        if is_of_maps:
-            found.append(_explain_map(opened, given[number], content, picture, top, as_json))
-            continue
-        sample = explain_sample(opened.guard, inputs, opened.class_names, top)
-        if picture is not None:
-            picture.parent.mkdir(exist_ok=True)
-            title = name if text else given[number].name
-            draw(sample, content, printable(title), picture)
-        written = None if picture is None else str(picture)
-        what = {"text": content} if text else {"image": name}
-        found.append({**what, **sample.to_dict(), "picture": written})
-        if not as_json:
-            _print(sample, name)
-            if written is not None:
-                say(written)
+    _check_kind(opened, guard, is_text=bool(text))
+    # All images are decoded before anything is printed or drawn.
+    decoded = [decode(image) for image in given]
+    found = []
+    if text:
+        for each, picture in zip(text, pictures):
+            found.append(_explain_text(opened, each, picture, top, as_json))
+    else:
+        for image, pixels, picture in zip(given, decoded, pictures):
+            found.append(_explain_image(opened, image, pixels, picture, top, as_json))
     if as_json:
-        answer(found[0] if len(found) == 1 else found, as_json)
+        shown = found[0] if len(found) == 1 else found
+        answer(shown, as_json)
+
+
+def _check_kind(opened: OpenedGuard, guard: Path, is_text: bool) -> None:
+    """ValueError if a guard takes images and is given texts, or the other way round."""
+    if opened.tokenizer is not None:
+        if not is_text:
+            raise ValueError(f"{str(guard)!r} takes texts, not images: give them with --text")
+        return
+    if opened.preprocess is None:
+        kind = "a text" if is_text else "an image"
+        raise ValueError(
+            f"{str(guard)!r} was fitted on features without a model, and cannot look at {kind}"
+        )
+    if is_text:
+        raise ValueError(f"{str(guard)!r} takes images, not texts: leave --text out")
+
+
+def _explain_text(
+    opened: OpenedGuard, text: str, picture: Path | None, top: int, as_json: bool
+) -> dict[str, Any]:
+    """Show what a guard says of one text."""
+    assert opened.tokenizer is not None
+    if not text:
+        raise ValueError("a text is empty")
+    inputs = opened.tokenizer.encoder()([text])
+    title = _title(text)
+    explained = _explain_row(opened, inputs, text, title, title, picture, top, as_json)
+    return {"text": text, **explained}
+
+
+def _explain_image(
+    opened: OpenedGuard, image: Path, pixels: Pixels, picture: Path | None, top: int, as_json: bool
+) -> dict[str, Any]:
+    """Show what a guard says of one image."""
+    if opened.guard.map_threshold is not None:
+        return _explain_map(opened, image, pixels, picture, top, as_json)
+    assert opened.preprocess is not None
+    inputs = opened.preprocess([pixels])
+    explained = _explain_row(opened, inputs, pixels, str(image), image.name, picture, top, as_json)
+    return {"image": str(image), **explained}
+
+
+def _explain_row(
+    opened: OpenedGuard,
+    inputs: Any,
+    content: Any,
+    title: str,
+    picture_title: str,
+    picture: Path | None,
+    top: int,
+    as_json: bool,
+) -> dict[str, Any]:
+    """Draw and print the explanation of one image or text, and return it."""
+    from fdbd.pages.explanation import draw, explain_sample
+
+    sample = explain_sample(opened.guard, inputs, opened.class_names, top)
+    written = None
+    if picture is not None:
+        picture.parent.mkdir(exist_ok=True)
+        draw(sample, content, printable(picture_title), picture)
+        written = str(picture)
+    if not as_json:
+        _print(sample, title)
+        if written is not None:
+            say(written)
+    return {**sample.to_dict(), "picture": written}
 
 
 def _explain_map(
@@ -116,27 +171,8 @@ def _title(text: str) -> str:
     return shown if len(shown) <= 60 else shown[:60] + "…"
 
 
-def _inputs(opened: OpenedGuard, content: Any, guard: Path) -> Any:
-    """A decoded image or a text as the guard takes it; ValueError if it takes the other."""
-    is_text = isinstance(content, str)
-    if opened.tokenizer is not None:
-        if not is_text:
-            raise ValueError(f"{str(guard)!r} takes texts, not images: give them with --text")
-        if not content:
-            raise ValueError("a text is empty")
-        return opened.tokenizer.encoder()([content])
-    if opened.preprocess is None:
-        kind = "a text" if is_text else "an image"
-        raise ValueError(
-            f"{str(guard)!r} was fitted on features without a model, and cannot look at {kind}"
-        )
-    if is_text:
-        raise ValueError(f"{str(guard)!r} takes images, not texts: leave --text out")
-    return opened.preprocess([content])
-
-
 def _print(sample: SampleExplanation, title: str) -> None:
-    """The boundaries around one image as a table, and the verdict in a sentence."""
+    """The boundaries around one image or text as a table, and the verdict in a sentence."""
     titles = ["boundary to", "distance", "share of the score"]
     rows = []
     for boundary in sample.boundaries:

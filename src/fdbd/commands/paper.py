@@ -40,7 +40,8 @@ def paper(
     records = run_all(chosen, out, scale, run_again, progress=not as_json, device=device)
     any_ran = any(record["checks"] for record in records)
     if as_json:
-        answer(records if name == "all" else records[0], as_json)
+        shown = records if name == "all" else records[0]
+        answer(shown, as_json)
     else:
         _print(records)
         if any_ran:

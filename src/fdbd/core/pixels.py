@@ -22,18 +22,16 @@ from fdbd.util.terminal import one_line
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_PIXELS = 64_000_000  # the largest image that is decoded, in pixels: 192 MB as RGB
-
+MAX_PIXELS = 64_000_000
+"""The largest image that is decoded, in pixels: 192 MB as RGB."""
 
 # Raster formats only: others (EPS, say) start external programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-
 
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 )
 """File name endings, in lower case, that count as images in a folder."""
-
 
 _TILE_WIDTH = 322
 _TILE_LENGTH = 323
@@ -158,7 +156,8 @@ def open_image(
 def upright_size(image: Image) -> tuple[int, int]:
     """Height and width of an opened image once it is upright. No pixel is decoded."""
     width, height = image.size
-    with contextlib.suppress(Exception):  # malformed EXIF says nothing about the pixels
+    # Malformed EXIF says nothing about the pixels.
+    with contextlib.suppress(Exception):
         # The orientations from 5 on lie on their side.
         if image.getexif().get(0x0112, 1) >= 5:
             return width, height
@@ -221,7 +220,7 @@ def _in_one_sentence(label: str) -> Iterator[None]:
 
 
 def resize(image: Pixels, height: int, width: int, interpolation: str = "bilinear") -> Pixels:
-    """(H, W, 3) to (height, width, 3) with Pillow's antialiased filters; the same array where
+    """(H, W, 3) to (height, width, 3) with Pillow's antialiased filters; the same array if
     nothing changes."""
     if image.shape[:2] == (height, width):
         return image
@@ -269,7 +268,8 @@ def _upright_rgb(image: Image) -> Image:
         image = ImageOps.exif_transpose(image) or image
     if image.mode == "F":
         raise ValueError("floating-point images have no fixed range")
-    if image.mode.startswith("I"):  # 16-bit grey (I;16…), or 32-bit integers that hold it
+    # 16-bit grey (I;16…), or 32-bit integers that hold it.
+    if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)
         if values.size and (values.min() < 0 or values.max() > 65535):
             raise ValueError("32-bit images have no fixed range")

@@ -66,7 +66,8 @@ class Preprocess:
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
-        if not self.size >= 1:  # NaN, too
+        # This form refuses NaN, too.
+        if not self.size >= 1:
             raise ValueError(f"size is {self.size}, expected at least 1 pixel")
         side = max(self.size, self.resize or 0)
         if side * side > MAX_PIXELS:
@@ -234,7 +235,8 @@ class Preprocess:
 
     def normalise(self, images: Pixels) -> Tensor:
         """What `fit` has made, (N, size, size, 3) uint8, to (N, 3, size, size) float32."""
-        import torch  # here, so that a program that serves an ONNX graph does without it
+        # Here, so that a program that serves an ONNX graph does without it.
+        import torch
 
         return torch.from_numpy(self._planes(images))
 

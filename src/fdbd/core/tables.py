@@ -137,7 +137,8 @@ def _in_words(message: str) -> str:
     """What msgspec says ("Expected `int`, got `str` - at `$.run.epochs`") in a user's words
     ("run.epochs: expected an integer, got text")."""
     found = re.fullmatch(r"(.*?)(?: - at `(.+)`)?", message, re.DOTALL)
-    assert found is not None  # both groups may be empty
+    # Both groups may be empty, so that every message matches.
+    assert found is not None
     what, place = found.groups()
     what = what.replace("Object missing required field", "missing key")
     what = what.replace("Expected", "expected")

@@ -90,7 +90,8 @@ class TextEncoder:
 
     def __call__(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Texts (N) to int64 tensors (N, T), T the number of tokens of the longest one."""
-        import torch  # here, so that a program that serves an ONNX graph does without it
+        # Here, so that a program that serves an ONNX graph does without it.
+        import torch
 
         for number, text in enumerate(texts):
             if not isinstance(text, str):
@@ -132,7 +133,8 @@ class TextEncoder:
         if cut:
             is_used: NDArray[np.bool_] = np.any(rows[:, 0], axis=0)
             # A model may not take texts without any token.
-            is_used[-1 if self._description.pad_left else 0] = True
+            place = -1 if self._description.pad_left else 0
+            is_used[place] = True
             rows = rows[:, :, is_used]
         return self._arrays(rows)
 

@@ -29,7 +29,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-Sliceable = Union[Pixels, NpzImages]  # in an array, or in a file that is read as it is sliced
+Sliceable = Union[Pixels, NpzImages]
+"""Images in an array, or in a file that is read as it is sliced."""
 
 
 def in_order(
@@ -152,8 +153,9 @@ class _DecodingProcesses:
 def _start_method() -> BaseContext:
     """Never a fork of this process: its threads (torch's, Ray's, ours) would be missing in the
     child, whose first wait for one of their locks never ends."""
-    is_available = "forkserver" in multiprocessing.get_all_start_methods()
-    return multiprocessing.get_context("forkserver" if is_available else "spawn")
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("forkserver")
+    return multiprocessing.get_context("spawn")
 
 
 class Prepared(NamedTuple):

@@ -26,7 +26,8 @@ from fdbd.data.parquet_footer import RowGroup, read_row_groups
 from fdbd.util.extras import require
 from fdbd.util.files import check_unchanged, readable, stamp, stamp_key
 
-CHUNK_ROWS = 8192  # rows that are read and scored at once
+CHUNK_ROWS = 8192
+"""Rows that are read and scored at once."""
 # How many more numbers a Parquet row group, which is read as a whole, may hold than rows of the
 # right width would.
 SPARE_VALUES = 1 << 26
@@ -84,11 +85,12 @@ class FeatureSet:
 class RowBatch(NamedTuple):
     """Some rows of the input, in order; those that could not be read are named in `errors`."""
 
-    names: Names  #: of all rows: a range of row numbers, or paths
-    inputs: (
-        Tensor | Batch
-    )  #: of the readable rows, in order: images ready for the model, or features
-    errors: Mapping[int, str]  #: why a row could not be read, by its position in `names`
+    names: Names
+    """Of all rows: a range of row numbers, or paths."""
+    inputs: Tensor | Batch
+    """Of the readable rows, in order: images ready for the model, or features."""
+    errors: Mapping[int, str]
+    """Why a row could not be read, by its position in `names`."""
 
 
 class Widths(NamedTuple):
@@ -101,11 +103,13 @@ class Widths(NamedTuple):
 class FeatureRows(ABC):
     """Features of a file, in a fixed order; their names are row numbers."""
 
-    is_sequential = False  # whether rows are cheap to read only in order, by one thread
+    is_sequential = False
+    """Whether rows are cheap to read only in order, by one thread."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.source = os.fspath(path)
-        self.key = stamp_key(path)  #: changes when the file does
+        self.key = stamp_key(path)
+        """Changes when the file does."""
         self._stamp = stamp(path)
         self._len = 0
 
@@ -119,7 +123,7 @@ class FeatureRows(ABC):
 
     @abstractmethod
     def check(self, widths: Widths, labels: bool = False) -> None:
-        """Raises where the file as a whole does not suit a head, or has labels that are not class
+        """ValueError if the file as a whole does not suit a head, or has labels that are not class
         indices."""
 
     @abstractmethod
@@ -204,8 +208,8 @@ class NpzFeatures(FeatureRows):
                 self._check_width(name, array.shape[1], widths)
 
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
-        # Where rows are read in order, the arrays stand where the last span ended; other threads
-        # open their own.
+        # Rows that are read in order go on in arrays that are open already; others, which several
+        # threads may read, are opened anew.
         names = self._columns(labels)
         if not self.is_sequential or not set(names) <= set(self._arrays):
             self._arrays = self._open(labels)
@@ -294,7 +298,8 @@ class ParquetFeatures(FeatureRows):
     def check(self, widths: Widths, labels: bool = False) -> None:
         types = require("pyarrow", "report").types
         for name, values in self._values.items():
-            size = getattr(self._types[name], "list_size", None)  # None: each row has its own
+            # None: each row has a size of its own.
+            size = getattr(self._types[name], "list_size", None)
             if size is not None:
                 self._check_width(name, size, widths)
             width = getattr(widths, name)
@@ -367,7 +372,7 @@ def _values_of(group: RowGroup, leaf: int) -> int:
 
 
 def matrix(column: Any, width: int, what: str = "features") -> tuple[Tensor, dict[int, str]]:
-    """(N, width) from an Arrow array of lists, without a copy where it can be, and what is wrong
+    """(N, width) from an Arrow array of lists, without a copy if possible, and what is wrong
     with which row.
 
     Rows that are null or of another width are named, and are zeros; a null among the numbers is

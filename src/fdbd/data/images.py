@@ -30,7 +30,8 @@ from fdbd.core.pixels import (
 from fdbd.data.labels import as_classes, classes_by_folder
 from fdbd.util.files import file_hashes, sha256_of_array
 
-Names = Union[range, Sequence[str]]  # a path below a folder for each row, or row numbers
+Names = Union[range, Sequence[str]]
+"""Row numbers, or a path below a folder for each row."""
 CHANGED = "was changed or replaced during the run"
 
 
@@ -136,18 +137,15 @@ class Images:
     images: Any
     """Uint8 array (N, H, W, 3), perhaps memory-mapped or read in slices from a file, or
     `ImageFiles`."""
-    labels: NDArray[np.int64] | None = (
-        None  #: class indices (N,), from any sequence of integers; or None
-    )
+    #: class indices (N,), from any sequence of integers; or None
+    labels: NDArray[np.int64] | None = None
     classes: tuple[str, ...] = ()  #: class names, perhaps none
     name: str = "images"  #: what tables call the set
     source: str = "memory"  #: where it came from, for people
-    find_key: Callable[[], str] | None = (
-        None  #: finds the content key; None: by the images themselves
-    )
-    skipped: dict[str, int] = field(
-        default_factory=dict
-    )  #: how many entries of a folder were skipped, by reason
+    #: finds the content key; None: by the images themselves
+    find_key: Callable[[], str] | None = None
+    #: how many entries of a folder were skipped, by reason
+    skipped: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         images = self.images
@@ -199,11 +197,9 @@ class Images:
         their size or time stamp changed."""
         if self.find_key is not None:
             return self.find_key()
-        return (
-            self.images.content_key()
-            if isinstance(self.images, ImageFiles)
-            else sha256_of_array(self.images)
-        )
+        if isinstance(self.images, ImageFiles):
+            return self.images.content_key()
+        return sha256_of_array(self.images)
 
     def spans(self, size: int) -> list[range]:
         """All rows in runs of `size`."""
@@ -261,32 +257,36 @@ def find_images(folder: str | os.PathLike[str]) -> Images:
     root = os.fspath(folder)
     skipped: Counter[str] = Counter()
     met: set[tuple[int, int]] = set()
-    piles: dict[str, list[str]] = {"image": [], "folder": [""], "link": []}  # paths below the root
-    while piles["folder"] or piles["link"]:
-        name = (piles["folder"] or piles["link"]).pop()
+    # Paths below the root; the root itself is "".
+    found: dict[str, list[str]] = {"image": [], "folder": [""], "link": []}
+    while found["folder"] or found["link"]:
+        kind_to_read = "folder" if found["folder"] else "link"
+        name = found[kind_to_read].pop()
         path = os.path.join(root, name)
         try:
-            found = os.stat(path)
-            if (found.st_dev, found.st_ino) in met:
+            status = os.stat(path)
+            identity = (status.st_dev, status.st_ino)
+            if identity in met:
                 skipped["a link to a folder met before"] += 1
                 continue
-            met.add((found.st_dev, found.st_ino))
+            met.add(identity)
             with os.scandir(path) as entries:
                 ordered = sorted(entries, key=lambda entry: entry.name, reverse=True)
         except OSError:
-            if not name:
+            is_root = not name
+            if is_root:
                 raise
             skipped["a folder that cannot be read"] += 1
             continue
         for entry in ordered:
             kind = _kind(entry)
-            if kind not in piles:
+            if kind not in found:
                 skipped[kind] += 1
             elif name:
-                piles[kind].append(f"{name}/{entry.name}")
+                found[kind].append(f"{name}/{entry.name}")
             else:
-                piles[kind].append(entry.name)
-    names = sorted(piles["image"], key=lambda name: name.split("/"))
+                found[kind].append(entry.name)
+    names = sorted(found["image"], key=lambda name: name.split("/"))
     if not names:
         raise ValueError(
             f"{root} holds no image ({', '.join(sorted(EXTENSIONS))}){describe_skipped(skipped)}"
@@ -305,7 +305,8 @@ def _kind(entry: os.DirEntry[str]) -> str:
     kind = "image" if is_image else "without the ending of an image"
     try:
         mode = entry.stat().st_mode
-    except OSError:  # a link to nothing, or to itself
+    except OSError:
+        # A link to nothing, or to itself.
         return kind
     if stat.S_ISDIR(mode):
         return "link" if entry.is_symlink() else "folder"
@@ -313,14 +314,15 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def describe_skipped(skipped: Mapping[str, int]) -> str:
-    """What was skipped, for the end of a sentence; nothing where nothing was.
+    """What was skipped, for the end of a sentence; "" if nothing was.
 
     >>> describe_skipped({"hidden": 3})
     '; skipped: 3 hidden'
     """
-    return (
-        f"; skipped: {', '.join(f'{n:,} {why}' for why, n in skipped.items())}" if skipped else ""
-    )
+    if not skipped:
+        return ""
+    counts = [f"{count:,} {reason}" for reason, count in skipped.items()]
+    return f"; skipped: {', '.join(counts)}"
 
 
 class Drafts(Sequence[Picture]):

@@ -15,8 +15,10 @@ from fdbd.core.pixels import MAX_PIXELS, ImageError, Pixels, import_pillow, open
 from fdbd.core.preprocessing import Preprocess
 from fdbd.util.files import beside
 
-OOD, ID, UNSEEN = 255, 0, 128
-"""Grey levels of a mask. What the preprocessing cuts off was not seen."""
+# Grey levels of a mask. What the preprocessing cuts off was not seen.
+OOD = 255
+ID = 0
+UNSEEN = 128
 _MODES = ("L", "P")
 
 

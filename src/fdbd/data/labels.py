@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def class_order(names: Sequence[str]) -> list[str]:
-    """Class names in order: as numbers where all are integers, else as text.
+    """Class names in order: as numbers if all are integers, else as text.
 
     >>> class_order(["10", "9", "1"]), class_order(["10", "9", "ant"])
     (['1', '9', '10'], ['10', '9', 'ant'])
@@ -28,7 +28,7 @@ def class_order(names: Sequence[str]) -> list[str]:
 
 
 def classes_by_folder(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64] | None]:
-    """Classes of files, and labels (N,), by the first folder of each path; neither where a file
+    """Classes of files, and labels (N,), by the first folder of each path; neither if a file
     lies in no folder.
 
     >>> classes_by_folder(["dog/1.png", "cat/x/2.png"])
@@ -48,7 +48,7 @@ def as_classes(
     class_names: Sequence[str] = (),
 ) -> NDArray[np.int64] | None:
     """Labels (N,), which are positions in the data's `classes` if these have names, as class
-    indices of a model with `num_classes` and perhaps `class_names`; None where they cannot be.
+    indices of a model with `num_classes` and perhaps `class_names`; None if they cannot be.
 
     The first of these rules that applies decides: all names are among the model's class names; all
     names are integers from 0 to C − 1, and are then the indices themselves; or there are as many as
@@ -121,30 +121,29 @@ class Agreement:
         """
         if self.count < 10:
             return None
-        from scipy.special import (
-            bdtrc,  # starts a thread when it is imported, which a process that forks later minds
-        )
+        # Here, since importing it starts a thread, which a process must not have before it forks.
+        from scipy.special import bdtrc
 
         accuracy = self.right / self.count
         chance = 1 / self.num_classes
-        if accuracy > chance + (1 - chance) / 4 or bdtrc(self.right - 1, self.count, chance) < 0.01:
+        gains_enough = accuracy > chance + (1 - chance) / 4
+        is_not_luck = bdtrc(self.right - 1, self.count, chance) < 0.01
+        if gains_enough or is_not_luck:
             return None
 
         def name(index: int) -> str:
-            return f"{index} ({class_names[index]})" if index < len(class_names) else str(index)
+            if index < len(class_names):
+                return f"{index} ({class_names[index]})"
+            return str(index)
 
-        found = (
-            f"accuracy on {source} is {100 * accuracy:.2f} % of {self.count:,} labels, no better"
-            " than guessing"
+        first = []
+        for label, predicted in self.mismatches:
+            first.append(f"label {name(label)}, predicted {name(predicted)}")
+        return (
+            f"accuracy on {source} is {100 * accuracy:.2f} % of {self.count:,} labels, no better "
+            "than guessing: are these the model's classes, in its order, and are images prepared "
+            f"as in its training? The first mismatches: {'; '.join(first)}"
         )
-        why = (
-            "are these the model's classes, in its order, and are images prepared as in its"
-            " training?"
-        )
-        first = "; ".join(
-            f"label {name(label)}, predicted {name(guess)}" for label, guess in self.mismatches
-        )
-        return f"{found}: {why} The first mismatches: {first}"
 
 
 def holds_indices(names: Sequence[str], num_classes: int) -> bool:

@@ -33,11 +33,15 @@ _MAP = 11
 _STRUCT = 12
 
 # Numbers of the fields, in the definition of the format.
-_ROW_GROUPS = 4  # of the file
-_COLUMNS = 1  # of a row group
+# Of the file:
+_ROW_GROUPS = 4
+# Of a row group:
+_COLUMNS = 1
 _NUM_ROWS = 3
-_META_DATA = 3  # of a column
-_NUM_VALUES = 5  # of its metadata
+# Of a column:
+_META_DATA = 3
+# Of a column's metadata:
+_NUM_VALUES = 5
 
 
 class RowGroup(NamedTuple):
@@ -189,7 +193,7 @@ class _Reader:
             raise ValueError(f"its footer is damaged: there is no type {kind}")
 
     def _skip_item(self, kind: int, depth: int) -> None:
-        """Pass over an item of a list or a map, where a truth value takes a byte."""
+        """Pass over an item of a list or a map, in which a truth value takes a byte."""
         if kind in (_TRUE, _FALSE):
             self._byte()
         else:

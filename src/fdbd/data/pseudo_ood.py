@@ -22,7 +22,8 @@ Limits = tuple[Tensor, Tensor]
 """The least and the largest value that a pixel may have, (1, C, 1, 1) each."""
 Change = Callable[[Tensor, Limits, torch.Generator], Tensor]
 
-GRID = 8  # patches along a side for the shuffle, and copies of a tiny crop along a side
+GRID = 8
+"""Patches along a side for the shuffle, and copies of a tiny crop along a side."""
 
 
 @dataclass(frozen=True)

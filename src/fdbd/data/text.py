@@ -26,7 +26,8 @@ NEWSGROUPS20 = (
 )
 CLINC150_VECTORS = Path(__file__).with_name("clinc150-minilm.safetensors")
 """Sentence vectors of a part of CLINC150, which the package holds."""
-_TEST_SHARE = 3  # of the posts of a newsgroup, every third one is for testing
+_TEST_SHARE = 3
+"""Of the posts of a newsgroup, every third one is for testing."""
 _MAX_BYTES = 1 << 28
 
 
@@ -142,7 +143,9 @@ def load_newsgroups20(ood: Sequence[str] = ("rec",)) -> TextSets:
         for number, text in enumerate(posts[group]):
             part = test if number % _TEST_SHARE == 0 else train
             part.append((text, group))
-    others = [text for group in left_out for text in posts[group]]
+    others: list[str] = []
+    for group in left_out:
+        others += posts[group]
     return TextSets(
         name="newsgroups20",
         train=_labelled(train, classes),

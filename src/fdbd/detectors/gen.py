@@ -53,15 +53,15 @@ class GEN(Detector):
     def formula(self, batch: Batch) -> Tensor:
         gap = gaps(required_logits(batch))
         weights = bound_(gap.clone()).exp_()
-        # The power blows up 1 − p near p = 1, where float32 has no digits left: for the predicted
-        # class, 1 − p is the sum over the others, which are below it or share the largest logit
-        # with it.
-        below = gap.sign()  # −1, or 0 for the largest
-        shared = gap.shape[1] + below.sum(dim=1, keepdim=True)
-        others = -below.mul_(weights).sum(dim=1, keepdim=True)
-        total = others + shared
-        rest_of_largest = (others + (shared - 1)).log()
-        # So small that the bounds on exponents are felt.
+        # The power blows up 1 − p near p = 1, where float32 has no digits left. So for the
+        # predicted class 1 − p is taken as the sum over the others: the weights below 1, and the
+        # classes that share the largest logit with it.
+        is_below = -gap.sign()
+        ties = gap.shape[1] - is_below.sum(dim=1, keepdim=True)
+        others = is_below.mul_(weights).sum(dim=1, keepdim=True)
+        total = others + ties
+        rest_of_largest = (others + (ties - 1)).log()
+        # `bound_` has raised weights that are so small: their sum is then taken exactly.
         tiny = -60 if gap.dtype == torch.float32 else -600
         is_tiny = rest_of_largest < tiny
         if is_out_of_sight(gap) or is_tiny.any():
@@ -71,5 +71,6 @@ class GEN(Detector):
         if self.top < gap.shape[1]:
             gap = largest(gap, self.top)
             weights = bound_(gap.clone()).exp_()
+        # log (1 − p) + log Σ of each class.
         rest = torch.where(gap < 0, (total - weights).log(), rest_of_largest)
         return -(self.gamma * (gap + rest - 2 * total.log())).exp().sum(dim=1)

@@ -135,7 +135,8 @@ class MDS(SharedCovariance):
     def _weigh(self, scores: NDArray[np.float64]) -> None:
         """Weigh the layers by a logistic regression of clean against adversarially perturbed
         samples, (N, 2L + 2) of both side by side, with scikit-learn's default penalty."""
-        from sklearn.linear_model import LogisticRegression  # takes a second to import
+        # Here, since it takes a second to import.
+        from sklearn.linear_model import LogisticRegression
 
         clean, adversarial = np.split(scores, 2, axis=1)
         is_clean = np.repeat([True, False], len(scores))

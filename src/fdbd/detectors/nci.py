@@ -55,4 +55,6 @@ class NCI(Detector):
         # features.
         folded = (self.head_weight, self.offsets, self.center, self.floor)
         scores = kernels.folded_score(batch.features, folded, True, logits=batch.logits)
-        return scores + self.alpha * batch.features.abs().sum(dim=1) if self.alpha else scores
+        if self.alpha == 0:
+            return scores
+        return scores + self.alpha * batch.features.abs().sum(dim=1)

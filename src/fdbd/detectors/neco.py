@@ -18,7 +18,8 @@ from fdbd.detectors.base import (
 from fdbd.fitting.sample_size import warn_of_few_for_covariance
 from fdbd.fitting.statistics import Moments
 
-_NEGLIGIBLE = 1e-9  # a spread below this share of the largest is rounding, not variation
+_NEGLIGIBLE = 1e-9
+"""A spread below this share of the largest is rounding, not variation."""
 
 
 class NECO(Detector):
@@ -59,9 +60,9 @@ class NECO(Detector):
     ) -> None:
         super().__init__()
         expected = "a number of directions, at least 1, or None"
-        self.dimension = (
-            None if dimension is None else at_least_one("dimension", dimension, expected)
-        )
+        if dimension is not None:
+            dimension = at_least_one("dimension", dimension, expected)
+        self.dimension = dimension
         self.standardize = standardize
         self.times_logit = times_logit
 
@@ -93,7 +94,9 @@ class NECO(Detector):
         tiny = torch.finfo(standard.dtype).tiny
         whole = torch.linalg.vector_norm(standard, dim=1).clamp_min(tiny)
         share: Tensor = torch.linalg.vector_norm(standard @ self.directions.T, dim=1) / whole
-        return share * required_logits(batch).amax(dim=1) if self.times_logit else share
+        if self.times_logit:
+            return share * required_logits(batch).amax(dim=1)
+        return share
 
 
 def _principal(covariance: Tensor, dimension: int) -> Tensor:

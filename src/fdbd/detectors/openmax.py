@@ -59,7 +59,8 @@ class OpenMax(Detector):
     laws: Annotated[Tensor, "C 3"]
     seen: Annotated[Tensor, "C"]
 
-    def __init__(self, tail: int = 20, alpha: int = 10) -> None:  # both as in the authors' code
+    def __init__(self, tail: int = 20, alpha: int = 10) -> None:
+        # The defaults are those of the authors' code.
         super().__init__()
         self.tail = at_least_one("tail", tail, "a number of at least 1")
         self.alpha = at_least_one("alpha", alpha, "a number of at least 1")

@@ -73,8 +73,8 @@ class TemperatureScaling(Detector):
                 break
             if is_inside and not is_first_pass:
                 break
-            # Around the minimum of the cubic, or, if a cubic describes the likelihood badly, around
-            # the end of the points where it was not found.
+            # Next, three points around the minimum of the cubic; or around the end of the last
+            # points, if the cubic was so far off that the minimum is not between them.
             grid = (best / 1.05, best, best * 1.05)
         self.set_buffers(temperature=torch.tensor(1 / best, dtype=torch.float64))
 
@@ -94,7 +94,8 @@ def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:
     """(N, 2, G) negative log-likelihood of the labels at each inverse temperature b, and its slope
     over b: logsumexp(b·v) − b·v_y and E_p[v] − v_y."""
     given = required_logits(batch)
-    rows = max(1, (1 << 19) // given.shape[1])  # 4 MB of float64 at once
+    # 4 MB of float64 at once.
+    rows = max(1, (1 << 19) // given.shape[1])
     pieces = []
     for logits, own in zip(in_float64(given, rows), torch.split(required_labels(batch), rows)):
         logits = logits - logits.amax(dim=1, keepdim=True)

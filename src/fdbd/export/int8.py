@@ -12,6 +12,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,26 +108,12 @@ def export_int8(
     target = Path(path)
     guard = copy.deepcopy(guard).cpu().eval()
     with tempfile.TemporaryDirectory(prefix="fdbd-int8-") as folder, beside(target) as draft:
-        plain = Path(folder, "plain.onnx")
-        quantised = Path(folder, "int8.onnx")
-
-        def write_in_8_bits(guard: Guard) -> Decision:
-            """The quantised graph of a guard, and its answers."""
-            export(guard, plain, example, class_names=class_names, opset=opset)
-            _quantise(plain, quantised, _rows_for_ranges(data))
-            run = runtime(quantised)
-
-            def ask(rows: Tensor) -> list[Tensor]:
-                answers = run({"images": rows.numpy()})
-                return [torch.from_numpy(answer) for answer in answers]
-
-            return _answers(ask, data)
-
+        writer = _Writer(Path(folder), example, data, class_names, opset)
         with torch.inference_mode():
             own = _answers(guard, data)
-        first = write_in_8_bits(guard)
+        first = writer.write(guard)
         recalibrated = _with_threshold_from(guard, first)
-        last = write_in_8_bits(recalibrated)
+        last = writer.write(recalibrated)
         shift = _shift(guard, own, first, last)
         if shift.disagree > disagreement:
             raise ExportError(
@@ -134,8 +121,7 @@ def export_int8(
                 f"another label or decision, more than the {disagreement:.1%} that were allowed; "
                 "no file was written"
             )
-        model = require("onnx", "onnx").load_model(os.fspath(quantised))
-        save(model, {**metadata(plain), "int8": shift._asdict()}, draft)
+        writer.save(shift, draft)
     return ExportRecord(
         (target,),
         f"ONNX Runtime {require('onnxruntime', 'onnx').__version__}",
@@ -143,6 +129,45 @@ def export_int8(
         details={"int8": shift._asdict()},
         note=str(shift),
     )
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes guards as graphs in 8 bits, one after the other, to a temporary folder."""
+
+    folder: Path
+    example: Inputs | Batch
+    data: Iterable[Any]
+    class_names: Sequence[str] | None
+    opset: int
+
+    @property
+    def plain(self) -> Path:
+        """The latest guard in floating point."""
+        return self.folder / "plain.onnx"
+
+    @property
+    def quantised(self) -> Path:
+        """The latest guard in 8 bits."""
+        return self.folder / "int8.onnx"
+
+    def write(self, guard: Guard) -> Decision:
+        """Write the graph of a guard, and return what it decides on the calibration data."""
+        names = self.class_names
+        export(guard, self.plain, self.example, class_names=names, opset=self.opset)
+        _quantise(self.plain, self.quantised, _rows_for_ranges(self.data))
+        run = runtime(self.quantised)
+
+        def ask(rows: Tensor) -> list[Tensor]:
+            answers = run({"images": rows.numpy()})
+            return [torch.from_numpy(answer) for answer in answers]
+
+        return _answers(ask, self.data)
+
+    def save(self, shift: Shift, draft: Path) -> None:
+        """Write the latest graph with its description, to which `shift` is added."""
+        model = require("onnx", "onnx").load_model(os.fspath(self.quantised))
+        save(model, {**metadata(self.plain), "int8": shift._asdict()}, draft)
 
 
 def _shift(guard: Guard, own: Decision, first: Decision, last: Decision) -> Shift:
@@ -231,18 +256,10 @@ def _quantise(source: Path, target: Path, ranges: list[Tensor]) -> None:
             "the graph has no convolution and no product before its head that could run in 8 bits"
         )
     input_name = model.graph.input[0].name
-    feeds = iter([{input_name: rows.numpy()} for rows in ranges])
-
-    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
-        """The rows that set the ranges, in the form that ONNX Runtime asks for."""
-
-        def get_next(self) -> dict[str, Any] | None:
-            return next(feeds, None)
-
     quantization.quantize_static(
         model,
         os.fspath(target),
-        Reader(),
+        _range_reader(ranges, input_name),
         per_channel=True,
         reduce_range=True,
         activation_type=quantization.QuantType.QUInt8,
@@ -253,6 +270,18 @@ def _quantise(source: Path, target: Path, ranges: list[Tensor]) -> None:
     model = onnx.load_model(os.fspath(target))
     _check_unrounded_input(model.graph, input_name, products)
     onnx.save_model(model, os.fspath(target))
+
+
+def _range_reader(ranges: list[Tensor], input_name: str) -> Any:
+    """The rows that set the ranges, in the form in which ONNX Runtime asks for them."""
+    quantization = require("onnxruntime.quantization", "onnx")
+    feeds = iter([{input_name: rows.numpy()} for rows in ranges])
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
+        def get_next(self) -> dict[str, Any] | None:
+            return next(feeds, None)
+
+    return Reader()
 
 
 def _prepare_graph(source: Path, target: Path) -> Any:

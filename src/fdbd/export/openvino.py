@@ -21,6 +21,7 @@ from fdbd.decision.onnx_export import (
     TOLERANCE,
     ExportError,
     Graph,
+    Run,
     export,
     metadata,
     verify,
@@ -68,32 +69,43 @@ def export_openvino(
     check_place(weights)
     with tempfile.TemporaryDirectory(prefix="fdbd-openvino-") as folder:
         source = Path(folder, "guard.onnx")
-        export(guard, source, example, class_names=class_names, opset=opset)
-        try:
-            model = openvino.convert_model(os.fspath(source))
-        except Exception as error:
-            # Its converter raises classes of its own.
-            raise ExportError(f"OpenVINO cannot convert the graph: {error}") from error
-        for key, value in metadata(source).items():
-            model.set_rt_info(json.dumps(value, sort_keys=True), ["fdbd", key])
         draft = Path(folder, "guard.xml")
-        openvino.save_model(model, os.fspath(draft), compress_to_fp16=False)
-        compiled = openvino.Core().compile_model(
-            os.fspath(draft), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
-        )
-
-        def run(given: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-            answers = compiled(given)
-            # A copy, since the next call writes to the same memory.
-            return [answers[name].copy() for name in OUTPUTS]
-
+        export(guard, source, example, class_names=class_names, opset=opset)
+        _convert(source, draft)
         graph = Graph(guard, example)
         # Its converter keeps the length of the example.
         graph.shorter = None
-        runtime = f"OpenVINO {openvino.__version__}"
-        trials, largest = verify(graph, run, "OpenVINO")
+        trials, largest = verify(graph, _run_of(draft), "OpenVINO")
         _replace_pair(draft, target)
+    runtime = f"OpenVINO {openvino.__version__}"
     return ExportRecord((target, weights), runtime, trials, TOLERANCE, largest)
+
+
+def _convert(source: Path, draft: Path) -> None:
+    """An ONNX file as an .xml with its .bin, and what it says of itself."""
+    openvino = require("openvino", "openvino")
+    try:
+        model = openvino.convert_model(os.fspath(source))
+    except Exception as error:
+        # Its converter raises classes of its own.
+        raise ExportError(f"OpenVINO cannot convert the graph: {error}") from error
+    for key, value in metadata(source).items():
+        model.set_rt_info(json.dumps(value, sort_keys=True), ["fdbd", key])
+    openvino.save_model(model, os.fspath(draft), compress_to_fp16=False)
+
+
+def _run_of(draft: Path) -> Run:
+    """A model in OpenVINO, on the CPU in float32."""
+    core = require("openvino", "openvino").Core()
+    hint = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = core.compile_model(os.fspath(draft), "CPU", hint)
+
+    def run(given: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        answers = compiled(given)
+        # A copy, since the next call writes to the same memory.
+        return [answers[name].copy() for name in OUTPUTS]
+
+    return run
 
 
 def _replace_pair(draft: Path, target: Path) -> None:

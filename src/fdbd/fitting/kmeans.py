@@ -56,7 +56,8 @@ class RandomSample:
 def initial_centers(rows: Tensor, count: int) -> Tensor:
     """(M, P) centres of k-means on a sample (S, P), started by k-means++ (Arthur and Vassilvitskii,
     2007) with a fixed seed."""
-    from sklearn.cluster import KMeans  # takes a second to import
+    # Here, since it takes a second to import.
+    from sklearn.cluster import KMeans
 
     if len(rows) < count:
         raise ValueError(

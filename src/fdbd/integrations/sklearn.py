@@ -97,6 +97,25 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
                 f"calibration is {self.calibration}, expected the share to hold out, from 0 to"
                 " below 1"
             )
+        X, y = self._check_training(X, y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"y holds {len(self.classes_)} class, expected samples of at least two classes"
+            )
+        train, held = self._split(labels)
+        self._fit_classifier(_safe_indexing(X, train), y[train])
+        data = _Chunks(self._features(_safe_indexing(X, train)), labels[train])
+        self.detector_ = copy.deepcopy(as_detector(self.detector))
+        self.detector_.fit(data, self._head(next(iter(data))))
+        calibration = data
+        if len(held):
+            calibration = _Chunks(self._features(_safe_indexing(X, held)))
+        self._set_threshold(calibration, can_be_shared=len(held) > 3)
+        return self
+
+    def _check_training(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+        """Samples and labels as scikit-learn wants them checked."""
         if not isinstance(self.classifier, Pipeline):
             X, y = validate_data(self, X, y, **_TABLE, ensure_min_samples=2)
         elif y is None:
@@ -104,29 +123,25 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         y = column_or_1d(y, warn=True)
         check_consistent_length(X, y)
         check_classification_targets(y)
-        self.classes_, labels = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(
-                f"y holds {len(self.classes_)} class, expected samples of at least two classes"
-            )
-        train, held = self._split(labels)
+        return X, y
+
+    def _fit_classifier(self, X: Any, y: NDArray[Any]) -> None:
         classifier = LogisticRegression() if self.classifier is None else self.classifier
         self.classifier_ = clone(classifier)
-        self.classifier_.fit(_safe_indexing(X, train), y[train])
-        for name in ("n_features_in_", "feature_names_in_"):
-            if isinstance(self.classifier_, Pipeline) and hasattr(self.classifier_, name):
-                setattr(self, name, getattr(self.classifier_, name))
-        data = _Chunks(self._features(_safe_indexing(X, train)), labels[train])
-        head = self._head(next(iter(data)))
-        self.detector_ = copy.deepcopy(as_detector(self.detector))
-        self.detector_.fit(data, head)
-        calibration = data
-        if len(held):
-            calibration = _Chunks(self._features(_safe_indexing(X, held)))
+        self.classifier_.fit(X, y)
+        if not isinstance(self.classifier_, Pipeline):
+            return
+        if hasattr(self.classifier_, "n_features_in_"):
+            self.n_features_in_ = self.classifier_.n_features_in_
+        if hasattr(self.classifier_, "feature_names_in_"):
+            self.feature_names_in_ = self.classifier_.feature_names_in_
+
+    def _set_threshold(self, calibration: _Chunks, can_be_shared: bool) -> None:
+        """Set the threshold; an ensemble's p-values need ID data of their own, which are every
+        other sample if there are enough to share."""
         if isinstance(self.detector_, Ensemble):
-            # Its p-values need ID data of their own, if there are enough to share.
             of_ensemble = calibration
-            if len(held) > 3:
+            if can_be_shared:
                 held_features = calibration.X
                 of_ensemble = _Chunks(held_features[::2])
                 calibration = _Chunks(held_features[1::2])
@@ -134,7 +149,6 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         target = Target(tpr=self.tpr) if self.alpha is None else Target(alpha=self.alpha)
         self.threshold_ = Threshold.from_scores(self._scores(calibration), **target)
         self.offset_ = float(self.threshold_.value[0])
-        return self
 
     def score_samples(self, X: Any) -> NDArray[np.float64]:
         """(N,) scores; higher is more like the training data."""

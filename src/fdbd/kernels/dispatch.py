@@ -41,43 +41,66 @@ def folded_score(
     `logits` (N, C).
     """
     _check_shapes(features, folded, predicted, logits)
-    is_traced = tracing()
-    is_hidden = is_out_of_sight(features)
-    # Only numbers that can be looked at can go to numpy.
-    if not is_hidden and predicted is None and logits is not None:
-        scores_of_few = _score_of_few(features, logits, folded, divide)
-        if scores_of_few is not None:
-            return scores_of_few
-    # A graph is for any number of rows, so their number must not decide.
-    kernel = None if is_traced else _kernel("score_rows", features, *folded)
-    if kernel is not None and predicted is None and logits is not None:
-        has_few_classes = 0 < logits.shape[1] <= _FEW_CLASSES
-        if has_few_classes and is_plain(features, logits):
-            return _run_score(kernel, features, None, logits, folded, divide)
-    # Logits that cannot be looked at count as not finite, and are checked row by row below.
-    logits_are_finite = logits is None
     if predicted is None:
         assert logits is not None
-        predicted, logits_are_finite = _argmax_and_finite(logits, is_hidden)
-    elif logits is not None and not is_hidden:
-        logits_are_finite = _is_finite(logits)
-    elif not is_hidden:
-        _check_classes(predicted, len(folded[1]))
-    predicted = predicted.to(features.device, torch.int64)
+        scores = _score_in_one_go(features, logits, folded, divide)
+        if scores is not None:
+            return scores
+    classes, logits_are_finite = _classes(features, folded, predicted, logits)
+    kernel = _score_kernel(features, folded)
     if kernel is None:
-        scores = plain_score(features, predicted, folded, divide)
+        scores = plain_score(features, classes, folded, divide)
     else:
-        scores = _run_score(kernel, features, predicted, None, folded, divide)
+        scores = _run_score(kernel, features, classes, None, folded, divide)
     if logits is not None and not logits_are_finite:
         scores = torch.where(torch.isfinite(logits).all(dim=1), scores, torch.nan)
     return scores
 
 
-def _score_of_few(features: Tensor, logits: Tensor, folded: Folded, divide: bool) -> Tensor | None:
-    """The scores by numpy, if these are so few rows; else None."""
-    if features.numel() >= WORTH_A_KERNEL:
+def _score_in_one_go(
+    features: Tensor, logits: Tensor, folded: Folded, divide: bool
+) -> Tensor | None:
+    """The scores, if one program finds both the classes and the scores: numpy for few rows, the
+    compiled kernel for many rows of few classes; else None."""
+    # Only numbers that can be looked at can go to numpy.
+    if not is_out_of_sight(features) and features.numel() < WORTH_A_KERNEL:
+        return FewRows().score(features, logits, folded, divide)
+    has_few_classes = 0 < logits.shape[1] <= _FEW_CLASSES
+    if not has_few_classes:
         return None
-    return FewRows().score(features, logits, folded, divide)
+    kernel = _score_kernel(features, folded)
+    if kernel is None or not is_plain(features, logits):
+        return None
+    return _run_score(kernel, features, None, logits, folded, divide)
+
+
+def _score_kernel(features: Tensor, folded: Folded) -> Callable[..., None] | None:
+    """The compiled kernel of the score, if these tensors are worth one and can be read by it."""
+    # A graph is for any number of rows, so their number must not decide.
+    if tracing():
+        return None
+    return _kernel("score_rows", features, *folded)
+
+
+def _classes(
+    features: Tensor, folded: Folded, predicted: Tensor | None, logits: Tensor | None
+) -> tuple[Tensor, bool]:
+    """(N,) the class of each row, on the features' device, and whether all logits that were given
+    are known to be finite."""
+    is_hidden = is_out_of_sight(features)
+    if predicted is None:
+        assert logits is not None
+        classes, are_finite = _argmax_and_finite(logits, is_hidden)
+    else:
+        classes = predicted
+        # Logits that cannot be looked at count as not finite: they are checked row by row.
+        are_finite = logits is None
+        if not is_hidden:
+            if logits is None:
+                _check_classes(predicted, len(folded[1]))
+            else:
+                are_finite = _is_finite(logits)
+    return classes.to(features.device, torch.int64), are_finite
 
 
 def _check_shapes(

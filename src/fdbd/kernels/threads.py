@@ -28,18 +28,21 @@ def share(parts: Sequence[Span], work: Callable[[int, int], object]) -> None:
         while left:
             try:
                 part = left.popleft()
-            except IndexError:  # another thread took the last one
+            except IndexError:
+                # Another thread took the last one.
                 return
             work(*part)
 
     helpers = []
-    with suppress(RuntimeError):  # Python is about to exit and starts no more threads
+    # If Python is about to exit, it starts no more threads.
+    with suppress(RuntimeError):
         for _ in range(min(torch.get_num_threads(), len(parts)) - 1):
             helpers.append(_pool().submit(run))
     try:
         run()
     finally:
-        left.clear()  # after an error nobody starts another part
+        # After an error no thread starts another part.
+        left.clear()
         for helper in helpers:
             if not helper.cancel():
                 helper.result()
@@ -73,4 +76,5 @@ def survive_forks() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads stayed with the parent
+    # The threads of the pool stay with the parent.
+    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -59,19 +59,30 @@ def aupr_interval(counts: Counts, confidence: float) -> Interval:
     that is the interval at AUPR 1.
     """
     value = average_precision(counts)
-    corrected = average_precision(counts, extra_negatives=0.5)
     roc = area(counts)
     pairs = min(counts.num_positive, counts.num_negative)
     roc_low, roc_high = clopper_pearson(roc, pairs, confidence)
-    above = (1 - roc_low) * counts.num_negative / counts.num_positive
-    worst = 1 - above * math.log1p(1 / above) if above > 0 else 1.0
+    lowest = _aupr_at(roc_low, counts)
     variance, freedom = _spread(counts, precision_influences(counts))
     if variance <= 0 or value >= 1:
-        gain = (roc_high - roc) / (1 - roc) if roc < 1 else 0.0
-        return _around(value, worst, value + (1 - value) * gain)
+        # The upper limit takes the share of what is missing to 1 that AUROC's takes.
+        gain = 0.0
+        if roc < 1:
+            gain = (roc_high - roc) / (1 - roc)
+        return _around(value, lowest, value + (1 - value) * gain)
+    corrected = average_precision(counts, extra_negatives=0.5)
     low, _ = logit_limits(corrected, variance, freedom, confidence)
     _, high = logit_limits(value, variance, freedom, confidence)
-    return _around(value, min(max(low, worst), corrected), high)
+    return _around(value, min(max(low, lowest), corrected), high)
+
+
+def _aupr_at(roc: float, counts: Counts) -> float:
+    """The AUPR at which AUROC would be `roc` if that were because a share 1 − `roc` of the
+    negatives lay above all positives, and the others below."""
+    negatives_per_positive = (1 - roc) * counts.num_negative / counts.num_positive
+    if negatives_per_positive <= 0:
+        return 1.0
+    return 1 - negatives_per_positive * math.log1p(1 / negatives_per_positive)
 
 
 def fpr_interval(

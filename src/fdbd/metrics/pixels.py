@@ -19,7 +19,9 @@ from fdbd.core.configuration import expect
 from fdbd.metrics.evaluation import Estimate
 from fdbd.metrics.points import Counts, Floats, area, average_precision, false_positive_rate
 
-ID, OOD, IGNORED = 0, 1, 255
+ID = 0
+OOD = 1
+IGNORED = 255
 # Thresholds of F1*: 0.25, 0.30, …, 0.75 (Chan et al., 2021).
 F1_LEVELS = tuple(np.arange(25, 76, 5) / 100)
 # Bins of scores behind the intervals; the values themselves are exact.
@@ -80,12 +82,11 @@ def evaluate_pixels(
         )
     # OOD is positive, by the negated score.
     counts = Counts.from_scores(np.concatenate(inside), np.concatenate(outside)).swapped()
-    values = (area(counts), false_positive_rate(counts, 0.95), average_precision(counts))
+    values = _measures(counts)
     lows, highs = _image_intervals(inside, outside, confidence, bootstrap, seed)
-    estimates = [
-        Estimate(value, min(low, value), max(high, value))
-        for value, low, high in zip(values, lows, highs)
-    ]
+    estimates = []
+    for value, low, high in zip(values, lows, highs):
+        estimates.append(Estimate(value, min(low, value), max(high, value)))
     return PixelEvaluation(
         auroc=estimates[0],
         fpr95=estimates[1],
@@ -94,6 +95,11 @@ def evaluate_pixels(
         num_ood_pixels=counts.num_positive,
         num_id_pixels=counts.num_negative,
     )
+
+
+def _measures(counts: Counts) -> tuple[float, float, float]:
+    """AUROC, FPR95 and AP."""
+    return area(counts), false_positive_rate(counts, 0.95), average_precision(counts)
 
 
 def _checked_pairs(
@@ -144,7 +150,7 @@ def _image_intervals(
         counts = Counts(ood_drawn[is_filled], id_drawn[is_filled], -levels[is_filled])
         if counts.num_positive == 0 or counts.num_negative == 0:
             continue
-        found.append((area(counts), false_positive_rate(counts, 0.95), average_precision(counts)))
+        found.append(_measures(counts))
     if not found:
         return np.zeros(3), np.ones(3)
     tail = (1 - confidence) / 2

@@ -84,13 +84,9 @@ class FeatureDrift:
             raise ValueError(
                 f"delta is {delta}, expected the probability of a false alarm, between 0 and 1"
             )
-        for name, value, least in (
-            ("window", window, 2),
-            ("windows", windows, 1),
-            ("rows", rows, 2),
-        ):
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is {value!r}, expected a whole number, at least {least}")
+        _check_whole("window", window, 2)
+        _check_whole("windows", windows, 1)
+        _check_whole("rows", rows, 2)
         self.delta = delta
         self.window = window
         self.windows = windows
@@ -190,11 +186,7 @@ class FeatureDrift:
         done = 0
         while done < self._permutations:
             count = min(_BLOCK, self._permutations - done)
-            columns = []
-            for _ in range(count):
-                order = torch.randperm(len(weights), generator=self._generator)
-                columns.append(weights[order])
-            permuted = torch.stack(columns, dim=1)
+            permuted = self._permuted(weights, count)
             values = -(permuted * (distances @ permuted)).sum(dim=0)
             is_at_least = values >= observed - tolerance
             found = at_least + is_at_least.cumsum(0)
@@ -205,6 +197,19 @@ class FeatureDrift:
             at_least = int(found[-1])
             done += count
         return max(0.0, float(observed)), (1 + at_least) / (1 + self._permutations)
+
+    def _permuted(self, weights: Tensor, count: int) -> Tensor:
+        """(N, count) the weights (N,) in random orders."""
+        columns = []
+        for _ in range(count):
+            order = torch.randperm(len(weights), generator=self._generator)
+            columns.append(weights[order])
+        return torch.stack(columns, dim=1)
+
+
+def _check_whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}, expected a whole number, at least {least}")
 
 
 def _checked_spaces(features: FeatureSpaces) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -17,7 +17,7 @@ from fdbd.core.artifact import ArtifactError
 from fdbd.core.batch import ArrayLike, Batch, Inputs, as_tensor
 from fdbd.decision.answers import Decision
 from fdbd.decision.guard import Guard
-from fdbd.monitor.stream import Snapshot, StreamMonitor
+from fdbd.monitor.stream import Snapshot, StreamMonitor, as_digits
 from fdbd.util.extras import require
 
 if TYPE_CHECKING:
@@ -158,13 +158,35 @@ class Monitor(StreamMonitor):
         try:
             scores = tensors["reference"].double().numpy().tobytes()
             reference = base64.b64encode(scores).decode()
-            recent = "".join("1" if flag else "0" for flag in tensors["recent"].tolist())
+            recent = as_digits(tensors["recent"].tolist())
             monitor.restore({**description, "reference": reference, "recent": recent})
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ArtifactError(
                 f"{os.fspath(path)!r} does not hold a working monitor: {error}"
             ) from None
         return monitor
+
+
+class _Measure(NamedTuple):
+    """A number of a snapshot as Prometheus shows it."""
+
+    name: str
+    key: str
+    """Its name in the snapshot."""
+    meaning: str
+    is_total: bool = False
+    """Whether it only grows."""
+
+
+_MEASURES = (
+    _Measure("samples", "samples", "Samples seen.", is_total=True),
+    _Measure("ood", "ood", "Samples that were out-of-distribution.", is_total=True),
+    _Measure("ood_rate", "rate", "Share of out-of-distribution samples in the window."),
+    _Measure("ood_rate_low", "rate_low", "Lower end of the rate's interval."),
+    _Measure("ood_rate_high", "rate_high", "Upper end of the rate's interval."),
+    _Measure("log_martingale", "log_martingale", "Natural logarithm of the drift test's capital."),
+    _Measure("drift_alarm", "alarm", "1 once the drift test has raised its alarm."),
+)
 
 
 class _Collector:
@@ -180,25 +202,12 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         core = require("prometheus_client.core", "monitor")
-        counter = core.CounterMetricFamily
-        gauge = core.GaugeMetricFamily
         now: dict[str, Any] = self.monitor.snapshot()
-        for family, name, key, help_ in (
-            (counter, "samples", "samples", "Samples seen."),
-            (counter, "ood", "ood", "Samples that were out-of-distribution."),
-            (gauge, "ood_rate", "rate", "Share of out-of-distribution samples in the window."),
-            (gauge, "ood_rate_low", "rate_low", "Lower end of the rate's interval."),
-            (gauge, "ood_rate_high", "rate_high", "Upper end of the rate's interval."),
-            (
-                gauge,
-                "log_martingale",
-                "log_martingale",
-                "Natural logarithm of the drift test's capital.",
-            ),
-            (gauge, "drift_alarm", "alarm", "1 once the drift test has raised its alarm."),
-        ):
-            yield family(
-                f"{self.prefix}_{name}",
-                help_,
-                value=math.nan if now[key] is None else float(now[key]),
-            )
+        for measure in _MEASURES:
+            family = core.GaugeMetricFamily
+            if measure.is_total:
+                family = core.CounterMetricFamily
+            value = now[measure.key]
+            # Before the first sample there is no rate.
+            number = math.nan if value is None else float(value)
+            yield family(f"{self.prefix}_{measure.name}", measure.meaning, value=number)

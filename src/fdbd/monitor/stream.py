@@ -10,7 +10,7 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple, TypeAlias
 
@@ -176,7 +176,7 @@ class StreamMonitor:
                 "beginnings": [dict(beginning) for beginning in self.beginnings],
                 "test": self._test.state(),
                 "reference": base64.b64encode(self._test.reference.tobytes()).decode(),
-                "recent": "".join("1" if flag else "0" for flag in self._recent),
+                "recent": as_digits(self._recent),
             }
 
     def restore(self, state: Mapping[str, object]) -> None:
@@ -252,6 +252,12 @@ class _Restored(NamedTuple):
         recent = deque((flag == "1" for flag in flags), maxlen=window)
         beginnings = _read_beginnings(values.get("beginnings", []))
         return cls(test, recent, window, confidence, samples, ood, alarm_at, beginnings)
+
+
+def as_digits(flags: Iterable[bool]) -> str:
+    """A 1 for each flag that is set, and a 0 for each other."""
+    digits = {True: "1", False: "0"}
+    return "".join(digits[flag] for flag in flags)
 
 
 def _check_window(window: object) -> None:

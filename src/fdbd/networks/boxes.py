@@ -91,9 +91,10 @@ class FasterRCNN(BoxNetwork):
             seen["proposals"] = given[1]
             seen["sizes"] = given[2]
             # Before the boxes are brought back to the images' own sizes, in place.
-            seen["found"] = [
-                {name: part.clone() for name, part in each.items()} for each in result[0]
-            ]
+            found = []
+            for of_image in result[0]:
+                found.append({name: part.clone() for name, part in of_image.items()})
+            seen["found"] = found
 
         def note_shifts(module: nn.Module, given: tuple[Any, ...], result: Any) -> None:
             seen["shifts"] = result[1]

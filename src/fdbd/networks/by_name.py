@@ -42,15 +42,13 @@ class NamedModel:
 
     model: nn.Module
     weights: str  #: one line about the weights, such as "resnet20, weights resnet20.th"
-    num_classes: int | None = None  #: None where only the model itself can tell
-    preprocess: Preprocess | None = (
-        None  #: how images are prepared; None where neither the model nor the user says
-    )
+    num_classes: int | None = None  #: None if only the model itself can tell
+    #: how images are prepared; None if neither the model nor the user says
+    preprocess: Preprocess | None = None
     class_names: tuple[str, ...] = ()  #: one per class, or none
     untrained: bool = False  #: whether the weights are random; a warning was given
-    origin: dict[str, Any] = field(
-        default_factory=dict
-    )  #: JSON values to build it again, and its `weights_hash`
+    #: JSON values to build it again, and its `weights_hash`
+    origin: dict[str, Any] = field(default_factory=dict)
     tokenizer: TextTokenizer | None = None  #: how texts are prepared; None: the model takes none
 
 
@@ -199,8 +197,11 @@ def _without_weights(name: str, num_classes: int | None, allow_untrained: bool) 
 
 def model_runs_code(name: str) -> bool:
     """Whether building the model runs code that its name chooses: a factory, or a ``.pt2`` file."""
+    if _is_export(name):
+        return True
     source, _, rest = name.partition(":")
-    return _is_export(name) or (bool(rest) and source not in (*_SOURCES, SENTENCES))
+    is_data = source in _SOURCES or source == SENTENCES
+    return bool(rest) and not is_data
 
 
 def _is_export(name: str) -> bool:
@@ -324,13 +325,18 @@ def _timm(name: str) -> _Published | None:
     if config is None or not config.has_weights:
         return None
     size = config.input_size[-1]
-    is_squashed = config.crop_mode == "squash"
+    if config.crop_mode == "squash":
+        resize = None
+        crop = "none"
+    else:
+        resize = math.floor(size / config.crop_pct)
+        crop = "centre"
     preprocess = Preprocess(
         size=size,
         mean=config.mean,
         std=config.std,
-        resize=None if is_squashed else math.floor(size / config.crop_pct),
-        crop="none" if is_squashed else "centre",
+        resize=resize,
+        crop=crop,
         interpolation=config.interpolation,
     )
     is_here = False

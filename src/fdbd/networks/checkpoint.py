@@ -51,7 +51,7 @@ def load_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module
     unwrapped.
 
     path: `.safetensors`, or anything `torch.load(weights_only=True)` reads (`.pt`, `.pth`, `.th`);
-    two files joined by ``+`` where the head is in a file of its own. Names of other implementations
+    two files joined by ``+`` if the head is in a file of its own. Names of other implementations
     are translated (`under_names`), half precision becomes the model's type, and weights that do not
     fit are a ValueError that names the keys.
 
@@ -125,7 +125,8 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         try:
             with safe_open(path, framework="pt") as file:
                 return _strip({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118 (not a mapping)
-        except Exception as error:  # a damaged header raises nearly anything
+        except Exception as error:
+            # A damaged header raises nearly anything.
             raise ValueError(
                 f"{path} is not a readable safetensors file: {one_line(error)[:200]}"
             ) from None
@@ -153,14 +154,16 @@ def load_plain(path: str | os.PathLike[str]) -> Any:
     code is refused."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's remarks on the pickle inside
+            # torch's remarks on the pickle inside.
+            warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         advice = "save its state_dict instead (torch.save(model.state_dict(), …))"
         raise ValueError(f"{path} needs pickle, which can run code: {advice}") from None
     except FileNotFoundError:
         raise
-    except Exception as error:  # a damaged file raises nearly anything
+    except Exception as error:
+        # A damaged file raises nearly anything.
         raise ValueError(f"{path} is not a readable checkpoint: {one_line(error)[:200]}") from None
 
 
@@ -215,7 +218,7 @@ def under_names(state: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tenso
     others keep theirs.
 
     A projection head beside an ``encoder.`` is dropped (SupCon), and the three matrices of an
-    attention are joined where the model has them in one."""
+    attention are joined if the model has them in one."""
     found = dict(state)
     has_encoder = any(key.startswith("encoder.") for key in state)
     if has_encoder:
@@ -239,7 +242,7 @@ def under_names(state: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tenso
 
 
 def _own_name(key: str, free: Set[str]) -> str:
-    """Which of the model's free names a file's key stands for; the key itself where none."""
+    """Which of the model's free names a file's key stands for; the key itself if none."""
     candidates = [key]
     for pattern, replacement in _RENAMES:
         candidates += [re.sub(pattern, replacement, name, count=1) for name in candidates]

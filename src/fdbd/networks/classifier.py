@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ from fdbd.networks.wrapped import unwrapped
 from fdbd.util.devices import device_of
 from fdbd.util.torch_compat import is_out_of_sight
 
-Call = tuple[str, Any, Any]  # name of the watched module, its input, its output
+Call = tuple[str, Any, Any]
+"""Name of a watched module, its input, its output."""
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """What a model may run in under autocast, by name."""
 
@@ -127,7 +129,8 @@ class Classifier(nn.Module):
         }
         self._is_explicit = head is not None
         self._is_checked = False
-        self._is_binary = self.head.is_binary  # reading the head also refuses non-finite weights
+        # Reading the head also refuses weights that are not finite.
+        self._is_binary = self.head.is_binary
         self._recorder = _Recorder()
         self._handles = [
             module.register_forward_hook(_Tap(self._recorder, name), with_kwargs=True)
@@ -304,9 +307,12 @@ class Classifier(nn.Module):
         if features.ndim == 2:
             return features, logits, None
         num_classes, num_features = self._found.size(name)
-        if features.ndim > 2 and features.shape[1:].numel() == num_features:
-            return features.flatten(1), logits.flatten(1), None
         given = output_logits(output)
+        # A small image may have a map of one position, which the model then enlarges.
+        is_enlarged = given is not None and given.ndim == 4 and given.shape[2:].numel() > 1
+        has_one_row = features.ndim > 2 and features.shape[1:].numel() == num_features
+        if has_one_row and not is_enlarged:
+            return features.flatten(1), logits.flatten(1), None
         keeps_token = given is not None and given.shape == (features.shape[0], num_classes)
         if features.ndim == 3 and given is not None and keeps_token:
             return _kept_token(features, logits, given), given, None
@@ -366,7 +372,8 @@ class _Recorder:
         self.traced: list[Call] | None = None
 
     def __reduce__(self) -> tuple[type[_Recorder], tuple[()]]:
-        return _Recorder, ()  # a copy starts with no call under way
+        # A copy starts with no call under way.
+        return _Recorder, ()
 
 
 class _Tap:
@@ -397,34 +404,46 @@ class _Tap:
         calls.append((self.name, first, others[-1]))
 
 
+@dataclass
+class _SwitchedModel:
+    """A training model that is in eval mode while calls are under way."""
+
+    training: set[nn.Module]
+    """Its modules that were in training mode, and are put back into it."""
+    calls: int = 0
+    """How many are under way, in all threads."""
+
+
 _MODE_LOCK = threading.Lock()
-_BORROWED: dict[int, tuple[list[int], set[nn.Module]]] = {}
-"""By the id of a model: the calls under way, and its modules that were in training mode."""
+_SWITCHED: dict[int, _SwitchedModel] = {}
+"""By the id of the model."""
 
 
 @contextlib.contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
     """A training model in eval mode; the last call under way restores the mode of each
     submodule."""
+    key = id(model)
     with _MODE_LOCK:
-        is_borrowed = model.training or id(model) in _BORROWED
-        if is_borrowed:
-            count, training = _BORROWED.setdefault(id(model), ([0], set()))
-            count[0] += 1
-        if model.training:
-            training.update(module for module in model.modules() if module.training)
-            model.eval()
+        if model.training and key not in _SWITCHED:
+            _SWITCHED[key] = _SwitchedModel(set())
+        switched = _SWITCHED.get(key)
+        if switched is not None:
+            switched.calls += 1
+            if model.training:
+                switched.training.update(each for each in model.modules() if each.training)
+                model.eval()
     try:
         yield
     finally:
-        if is_borrowed:
+        if switched is not None:
             with _MODE_LOCK:
-                count[0] -= 1
-                if not count[0]:
-                    del _BORROWED[id(model)]
+                switched.calls -= 1
+                if switched.calls == 0:
+                    del _SWITCHED[key]
                     model.train()
                     for module in model.modules():
-                        module.training = module in training
+                        module.training = module in switched.training
 
 
 def _labels_of_rows(labels: Tensor, grid: Grid | None) -> Tensor:
@@ -440,7 +459,7 @@ def _labels_of_rows(labels: Tensor, grid: Grid | None) -> Tensor:
 
 
 def _kept_token(features: Tensor, logits: Tensor, output: Tensor) -> Tensor:
-    """(N, P) features of the token whose logits (N, T, C) are the model's output (N, C); NaN where
+    """(N, P) features of the token whose logits (N, T, C) are the model's output (N, C); NaN if
     none is."""
     is_kept = (logits == output[:, None]).all(dim=2)
     index = is_kept.int().argmax(dim=1)
@@ -565,31 +584,35 @@ def rows_finite(inputs: Any) -> Tensor | None:
     >>> rows_finite({"image": images, "ids": torch.tensor([1, 2])})
     tensor([ True, False])
     """
-    found: Tensor | None = None
     tensors = [(name, tensor.detach()) for name, tensor in _tensors(inputs) if tensor.ndim]
+    found: Tensor | None = None
     for name, tensor in tensors:
-        if (
-            not tensor.is_floating_point()
-            or tensor.shape[0] != tensors[0][1].shape[0]
-            or name.endswith("mask")
-        ):
+        if name.endswith("mask") or not tensor.is_floating_point():
             continue
-        # One dimension more, so that there is one to sum over.
-        values = tensor[..., None]
-        is_compiling = torch.compiler.is_compiling()
-        if values.is_cpu or is_compiling:
-            # A sum shows NaN and infinity, whatever the memory layout. It overflows for huge
-            # numbers, too: look again then.
-            wide = torch.promote_types(values.dtype, torch.float32)
-            sums = values.sum(dim=tuple(range(1, values.ndim)), dtype=wide)
-            finite = torch.isfinite(sums)
-            if not is_compiling and not finite.all():
-                finite = torch.isfinite(values).flatten(1).all(dim=1)
-        else:
-            # Looking at the sum would wait for the device.
-            finite = torch.isfinite(values).flatten(1).all(dim=1)
+        _, first_tensor = tensors[0]
+        if tensor.shape[0] != first_tensor.shape[0]:
+            continue
+        finite = _rows_of_finite_numbers(tensor)
         found = finite if found is None else found & finite
     return found
+
+
+def _rows_of_finite_numbers(values: Tensor) -> Tensor:
+    """(N,) whether all numbers of each row of (N, …) are finite."""
+    # One dimension more, so that there is one to sum over.
+    values = values[..., None]
+    is_compiling = torch.compiler.is_compiling()
+    if not values.is_cpu and not is_compiling:
+        # Looking at a sum would wait for the device.
+        return torch.isfinite(values).flatten(1).all(dim=1)
+    # A sum shows NaN and infinity, whatever the memory layout.
+    wide = torch.promote_types(values.dtype, torch.float32)
+    sums = values.sum(dim=tuple(range(1, values.ndim)), dtype=wide)
+    finite = torch.isfinite(sums)
+    if is_compiling or finite.all():
+        return finite
+    # It overflows for huge numbers, too: each number is looked at.
+    return torch.isfinite(values).flatten(1).all(dim=1)
 
 
 def all_finite(inputs: Any) -> bool:
@@ -634,7 +657,8 @@ def _as_labels(labels: Any) -> Tensor | None:
     ):
         return None
     indices = as_tensor(labels)
-    if indices.ndim == 2 and indices.shape[1] == 1:
+    # Masks of images often keep their one channel.
+    if indices.ndim in (2, 4) and indices.shape[1] == 1:
         indices = indices[:, 0]
     is_whole = not indices.is_floating_point() or not bool((indices != indices.round()).any())
     # Several labels per sample are zeros and ones, one column per label.

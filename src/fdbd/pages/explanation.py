@@ -85,7 +85,7 @@ def explain_sample(
         )
     own_threshold = threshold.value[label] if threshold.per_class else threshold.value[0]
     return SampleExplanation(
-        predicted=names[label],
+        predicted=_predicted(guard, explanation, names),
         score=float(decision.scores[0]),
         p_value=float(decision.p_values[0]),
         is_ood=bool(decision.is_ood[0]),
@@ -96,6 +96,16 @@ def explain_sample(
         members=_members(explanation),
         calibration=threshold.calibration.double().cpu().numpy(),
     )
+
+
+def _predicted(guard: Guard, explanation: Explanation, names: Sequence[str]) -> str:
+    """What the model says of the first sample: its class, or the names of its labels."""
+    decision = explanation.decision
+    if not guard.detector.needs.many_labels:
+        return names[int(decision.labels[0])]
+    is_present = decision.label_sets()[0].tolist()
+    present = [name for name, is_there in zip(names, is_present) if is_there]
+    return " + ".join(present) if present else "no label"
 
 
 def _members(explanation: Explanation) -> list[dict[str, Any]]:
@@ -123,10 +133,13 @@ def draw(
     figure = require("matplotlib.figure", "report").Figure(figsize=size, layout="constrained")
     image, bars, histogram = figure.subplots(1, 3, width_ratios=(1, 1.3, 1.3))
     if isinstance(content, str):
+        kind = "text"
         _text_card(image, content)
     else:
+        kind = "image"
         is_small = max(content.shape[:2]) < 128
-        image.imshow(content, interpolation="nearest" if is_small else "antialiased")
+        interpolation = "nearest" if is_small else "antialiased"
+        image.imshow(content, interpolation=interpolation)
     image.set_axis_off()
     verdict = "out-of-distribution" if sample.is_ood else "in-distribution"
     colour = ORANGE if sample.is_ood else BLUE
@@ -134,7 +147,7 @@ def draw(
         f"{title}: predicted {sample.predicted}, {verdict}", fontsize=11, color=colour
     )
     _bars(bars, sample)
-    _histogram(histogram, sample, colour, "text" if isinstance(content, str) else "image")
+    _histogram(histogram, sample, colour, kind)
     for text in (heading, *bars.get_yticklabels()):
         # Files and classes may be called $…$.
         text.set_parse_math(False)

@@ -63,7 +63,6 @@ def write_gallery(
             through; None: the page shows no texts.
         title: of the page; default: the file's name.
     """
-
     rows = sorted(read_scores(scores), key=_suspicion)
     texts = None if text is None else _texts(rows, text, scores)
     # Records of decisions may hold pictures of their own.
@@ -239,9 +238,11 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
         if row.get("nearest"):
             nearest = code(row["nearest"])
         found["nearest_of"].append(nearest)
+        score = row["score"]
         # JSON has no numbers that are not finite.
-        is_finite = math.isfinite(row["score"] or 0)
-        found["scores"].append(row["score"] if is_finite else None)
+        if score is not None and not math.isfinite(score):
+            score = None
+        found["scores"].append(score)
         found["p_values"].append(row["p_value"])
         found["ood"].append(int(row["is_ood"]))
         if row["error"] is not None:

@@ -110,12 +110,7 @@ def draw_map(
     image, scores, overlay = figure.subplots(1, 3)
     image.imshow(shown)
     image.set_title("image", fontsize=9)
-    finite = np.where(np.isfinite(explanation.scores), explanation.scores, np.nan)
-    drawn = scores.imshow(finite, cmap="viridis")
-    scores.set_title("score of each position; a low one is out-of-distribution", fontsize=9)
-    bar = figure.colorbar(drawn, ax=scores, shrink=0.7)
-    bar.ax.axhline(explanation.threshold, color="black", linewidth=1.5)
-    bar.ax.tick_params(labelsize=8)
+    _draw_scores(figure, scores, explanation)
     overlay.imshow(overlaid(shown, mask))
     overlay.set_title(f"{explanation.ood_share:.1%} of the positions flagged", fontsize=9)
     for axes in (image, scores, overlay):
@@ -127,3 +122,13 @@ def draw_map(
     with beside(target) as temporary:
         figure.savefig(temporary, format=target.suffix[1:].lower(), dpi=120)
     return target
+
+
+def _draw_scores(figure: Any, axes: Any, explanation: MapExplanation) -> None:
+    """The scores of all positions, with the threshold in the bar beside them."""
+    finite = np.where(np.isfinite(explanation.scores), explanation.scores, np.nan)
+    drawn = axes.imshow(finite, cmap="viridis")
+    axes.set_title("score of each position; a low one is out-of-distribution", fontsize=9)
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.7)
+    bar.ax.axhline(explanation.threshold, color="black", linewidth=1.5)
+    bar.ax.tick_params(labelsize=8)

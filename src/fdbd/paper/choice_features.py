@@ -80,8 +80,8 @@ class StudyScores:
     #: why a candidate has no scores
     failures: Mapping[str, str]
     class_hold_out: Floats
-    """(candidates,) AUROC between held-out images and those of classes that the fit and the head
-    were deprived of; NaN if it was not computed."""
+    """(candidates,) AUROC between held-out images and those of classes that were left out of the
+    fit and of the head; NaN if it was not computed."""
 
     @property
     def ood(self) -> list[str]:
@@ -106,7 +106,7 @@ class StudyScores:
             class_hold_out=np.concatenate([self.class_hold_out, others.class_hold_out]),
         )
 
-    def of(self, candidates: Sequence[str]) -> StudyScores:
+    def restricted_to(self, candidates: Sequence[str]) -> StudyScores:
         """The scores of these candidates alone, in this order."""
         names = [name for name in candidates if name in self.candidates]
         places = [self.candidates.index(name) for name in names]
@@ -171,7 +171,8 @@ class Protocol:
 
     def sizes_of(self, entry: NetworkEntry) -> Sizes:
         """Those of ImageNet networks, or of the others."""
-        return self.sizes["imagenet" if entry.id == "imagenet-sample" else "cifar"]
+        kind = "imagenet" if entry.id == "imagenet-sample" else "cifar"
+        return self.sizes[kind]
 
 
 def scores_of(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> StudyScores:
@@ -197,7 +198,7 @@ def scores_of(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) ->
         known = found if known is None else known.with_others(found)
         _write_scores(path, known)
     assert known is not None
-    return known.of(protocol.candidates)
+    return known.restricted_to(protocol.candidates)
 
 
 def _extract(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> StudyNetwork:
@@ -225,15 +226,11 @@ def _extract(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> 
 
     training = dataset(entry.id, "train", sizes.train).as_classes(head.num_classes)
     fresh = dataset(entry.id, "test").as_classes(head.num_classes)
-    # The held-out images and the test images are different images of the same data.
-    held_rows = spread_evenly(sizes.held_out, len(fresh))
-    other_rows = np.setdiff1d(np.arange(len(fresh)), held_rows)
-    test_rows = other_rows[spread_evenly(min(sizes.test, len(other_rows)), len(other_rows))]
-    held_out = replace(fresh.subset(held_rows), name=f"{entry.id}, held out")
-    test = replace(fresh.subset(test_rows), name=f"{entry.id}, test")
+    held_out, test = _split(fresh, entry.id, sizes)
 
     squares = np.stack([own.fit(held_out[row]) for row in range(len(held_out))])
     made = kinds_of_pixels(squares, protocol.kinds, sizes.per_kind)
+    # The squares have the network's size already.
     as_it_is = replace(own, resize=None, crop="none")
     kinds = {}
     for kind, pixels in made.items():
@@ -251,6 +248,17 @@ def _extract(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> 
     )
 
 
+def _split(fresh: Images, name: str, sizes: Sizes) -> tuple[Images, Images]:
+    """Held-out images and test images: different images of the same data."""
+    held_rows = spread_evenly(sizes.held_out, len(fresh))
+    other_rows = np.setdiff1d(np.arange(len(fresh)), held_rows)
+    num_test = min(sizes.test, len(other_rows))
+    test_rows = other_rows[spread_evenly(num_test, len(other_rows))]
+    held_out = replace(fresh.subset(held_rows), name=f"{name}, held out")
+    test = replace(fresh.subset(test_rows), name=f"{name}, test")
+    return held_out, test
+
+
 def _find_weights(name: str, remedy: str) -> Path:
     """A file as the path stands, or below FDBD_DATA."""
     places = [Path(name), *(root / name for root in data_roots())]
@@ -265,7 +273,7 @@ def _score_all(network: StudyNetwork, candidates: Sequence[str], say: Say) -> St
     scores: dict[str, list[Floats]] = {name: [] for name in network.sets}
     fitted: list[str] = []
     failures: dict[str, str] = {}
-    deprived: list[float] = []
+    hold_out: list[float] = []
     for spec in candidates:
         say(f"{network.title}: {spec}")
         try:
@@ -274,7 +282,7 @@ def _score_all(network: StudyNetwork, candidates: Sequence[str], say: Say) -> St
             failures[spec] = one_line(error)
             continue
         fitted.append(spec)
-        deprived.append(_class_hold_out(spec, network))
+        hold_out.append(_class_hold_out(spec, network))
         for name, values in of_sets.items():
             scores[name].append(values)
     return StudyScores(
@@ -284,7 +292,7 @@ def _score_all(network: StudyNetwork, candidates: Sequence[str], say: Say) -> St
         tuple(fitted),
         {name: np.stack(rows) for name, rows in scores.items()},
         failures,
-        np.array(deprived),
+        np.array(hold_out),
     )
 
 
@@ -306,38 +314,47 @@ def _class_hold_out(spec: str, network: StudyNetwork) -> float:
     head without its rows, and tells held-out images of other classes from those of the group."""
     if network.group != "development" or spec not in HELD_OUT_CLASSES:
         return math.nan
-    head = network.head
-    training = network.train.rows(slice(None))
-    held_out = network.held_out.rows(slice(None))
-    of_training = head(training.features).argmax(dim=1)
-    of_held_out = head(held_out.features).argmax(dim=1)
-    order = torch.randperm(head.num_classes, generator=torch.Generator().manual_seed(0))
+    num_classes = network.head.num_classes
+    order = torch.randperm(num_classes, generator=torch.Generator().manual_seed(0))
     found = []
     for group in order.chunk(5):
-        is_kept = torch.ones(head.num_classes, dtype=torch.bool)
+        is_kept = torch.ones(num_classes, dtype=torch.bool)
         is_kept[group] = False
-        smaller = Head(head.weight[is_kept], head.bias[is_kept])
-        # Labels are the places of their classes among those that are kept.
-        place = torch.cumsum(is_kept.long(), 0) - 1
-        rows = is_kept[of_training]
-        labels = None
-        if training.labels is not None:
-            rows = rows & is_kept[training.labels]
-            labels = place[training.labels[rows]]
-        features = training.features[rows]
-        detector = make_member(spec)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                detector.fit(Batch(features, logits=smaller(features), labels=labels), smaller)
+            found.append(_auroc_of_left_out(spec, network, is_kept))
         except ValueError:
             return math.nan
-        is_inside = is_kept[of_held_out]
-        with torch.no_grad():
-            logits = smaller(held_out.features)
-            scores = detector.score(Batch(held_out.features, logits=logits)).double().numpy()
-        found.append(auroc(scores[is_inside.numpy()], scores[~is_inside.numpy()]))
     return float(np.mean(found))
+
+
+def _auroc_of_left_out(spec: str, network: StudyNetwork, is_kept: torch.Tensor) -> float:
+    """How well a detector that knows only some classes, (C,), tells held-out images of these from
+    those of the others; by predicted class."""
+    head = network.head
+    smaller = Head(head.weight[is_kept], head.bias[is_kept])
+    detector = make_member(spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        detector.fit(_training_on(is_kept, network, smaller), smaller)
+    held_out = network.held_out.rows(slice(None)).features
+    is_inside = is_kept[head(held_out).argmax(dim=1)].numpy()
+    with torch.no_grad():
+        scores = detector.score(Batch(held_out, logits=smaller(held_out))).double().numpy()
+    return float(auroc(scores[is_inside], scores[~is_inside]))
+
+
+def _training_on(is_kept: torch.Tensor, network: StudyNetwork, smaller: Head) -> Batch:
+    """The training samples that are predicted to be, and are, of the classes that are kept."""
+    training = network.train.rows(slice(None))
+    rows = is_kept[network.head(training.features).argmax(dim=1)]
+    labels = None
+    if training.labels is not None:
+        rows = rows & is_kept[training.labels]
+        # Labels are the places of their classes among those that are kept.
+        place = torch.cumsum(is_kept.long(), 0) - 1
+        labels = place[training.labels[rows]]
+    features = training.features[rows]
+    return Batch(features, logits=smaller(features), labels=labels)
 
 
 def _write_scores(path: Path, scores: StudyScores) -> None:
@@ -361,7 +378,7 @@ def _write_scores(path: Path, scores: StudyScores) -> None:
 def _read_scores(path: Path) -> StudyScores:
     with np.load(path, allow_pickle=False) as arrays:
         about = json.loads(str(arrays["about"]))
-        deprived = arrays["class hold-out"]
+        hold_out = arrays["class hold-out"]
         others = ("about", "class hold-out")
         sets = {name: arrays[name] for name in arrays.files if name not in others}
     return StudyScores(
@@ -371,5 +388,5 @@ def _read_scores(path: Path) -> StudyScores:
         tuple(about["candidates"]),
         sets,
         about["failures"],
-        deprived,
+        hold_out,
     )

@@ -186,13 +186,52 @@ class _Pairs(NamedTuple):
     targets: Tensor
 
 
+class _Timed(NamedTuple):
+    """What one way of computing distances gave."""
+
+    distances: Tensor
+    pairs: int
+    seconds: float
+
+    @property
+    def per_pair(self) -> float:
+        """Seconds per pair of a sample and a class."""
+        return self.seconds / self.pairs
+
+
 def _race(model: EvaluatedModel, settings: DistanceQuality, finding: Finding) -> dict[str, Any]:
     """The time of each way per pair, and how their distances compare."""
     head = model.benchmark.head
     z = model.benchmark.test.rows(slice(0, settings.samples)).features
     pairs = _spread_pairs(z, head, settings.attacked)
     attack = CarliniWagner(**asdict(settings.attack))
-    alone = settings.one_by_one
+    found = _time_all_ways(z, head, pairs, attack, settings.one_by_one, finding)
+
+    exact = found[EXACT].distances[pairs.samples, pairs.targets]
+    closed = _in_double(z, head)[pairs.samples, pairs.targets]
+    comparison = _compare_with_attack(exact, closed, found[ALL].distances.double())
+    _table_of_times(model.title, found, comparison, attack, finding)
+    _decide_order_of_the_three(comparison, finding)
+    _decide_speed(found, finding)
+    # Pairs on which both failed are inf − inf, a NaN.
+    batched = found[ALL].distances[: settings.one_by_one]
+    single_minus_batched = (found[ONE].distances - batched).nan_to_num(0).abs()
+    return {
+        "samples": len(z),
+        "classes": head.num_classes - 1,
+        "seconds per pair": {name: way.per_pair for name, way in found.items()},
+        "exact seconds": found[EXACT].seconds,
+        "success": comparison.success,
+        "attack above exact": _mean_and_median(comparison.above_exact),
+        "attack above closed form": _mean_and_median(comparison.above_closed),
+        "largest difference of single and batched": float(single_minus_batched.max()),
+    }
+
+
+def _time_all_ways(
+    z: Tensor, head: Head, pairs: _Pairs, attack: CarliniWagner, alone: int, finding: Finding
+) -> dict[str, _Timed]:
+    """The distances by each way, and its time. The first `alone` pairs are attacked one by one."""
 
     def attack_one_by_one() -> Tensor:
         found = []
@@ -210,40 +249,24 @@ def _race(model: EvaluatedModel, settings: DistanceQuality, finding: Finding) ->
     counts = {CLOSED: all_pairs, EXACT: all_pairs, ALL: len(pairs.samples), ONE: alone}
     # The first call imports and sets up what it needs, which is not to be timed.
     geometry.exact_distances(z[:2], head)
-    found: dict[str, Tensor] = {}
-    seconds: dict[str, float] = {}
+    found: dict[str, _Timed] = {}
     for name, run in ways.items():
         finding.say(f"{name}: {counts[name]:,} pairs")
         start = time.perf_counter()
-        found[name] = run()
-        seconds[name] = time.perf_counter() - start
-    times = {name: seconds[name] / counts[name] for name in ways}
+        distances = run()
+        found[name] = _Timed(distances, counts[name], time.perf_counter() - start)
+    return found
 
-    exact = found[EXACT][pairs.samples, pairs.targets]
-    closed = _in_double(z, head)[pairs.samples, pairs.targets]
-    attacked = found[ALL].double()
-    comparison = _compare_with_attack(exact, closed, attacked)
-    _table_of_times(model.title, counts, times, comparison, attack, finding)
-    _decide_order_of_the_three(comparison, finding)
-    ratio = times[ONE] / times[EXACT]
+
+def _decide_speed(found: Mapping[str, _Timed], finding: Finding) -> None:
+    exact = found[EXACT].per_pair
+    ratio = found[ONE].per_pair / exact
     finding.decide(
         "A pair is projected at least 1,000 times faster than it is attacked alone",
         ratio >= 1000,
-        f"{ratio:,.0f} times; against the batched attack {times[ALL] / times[EXACT]:,.0f} times.",
+        f"{ratio:,.0f} times; against the batched attack {found[ALL].per_pair / exact:,.0f} times.",
         ours=True,
     )
-    # Pairs on which both failed are inf − inf, a NaN.
-    single_minus_batched = (found[ONE] - found[ALL][:alone]).nan_to_num(0).abs()
-    return {
-        "samples": len(z),
-        "classes": head.num_classes - 1,
-        "seconds per pair": times,
-        "exact seconds": seconds[EXACT],
-        "success": comparison.success,
-        "attack above exact": _mean_and_median(comparison.above_exact),
-        "attack above closed form": _mean_and_median(comparison.above_closed),
-        "largest difference of single and batched": float(single_minus_batched.max()),
-    }
 
 
 class _WithAttack(NamedTuple):
@@ -280,8 +303,7 @@ def _mean_and_median(values: Tensor) -> dict[str, float]:
 
 def _table_of_times(
     title: str,
-    counts: Mapping[str, int],
-    times: Mapping[str, float],
+    found: Mapping[str, _Timed],
     comparison: _WithAttack,
     attack: CarliniWagner,
     finding: Finding,
@@ -293,13 +315,16 @@ def _table_of_times(
     )
     above_exact = float(comparison.above_exact.mean())
     above_closed = float(comparison.above_closed.mean())
+    rows = []
+    for name, way in found.items():
+        rows.append([name, f"{way.pairs:,}", f"{1e6 * way.per_pair:.3g}"])
     finding.table(
         ["method", "pairs", "µs per pair"],
-        [[name, f"{counts[name]:,}", f"{1e6 * times[name]:.3g}"] for name in counts],
+        rows,
         f"{title}; attack: {settings}; success {comparison.success:.1%}; on average "
         f"{above_exact:.2%} above the exact distance and {above_closed:.2%} above the closed form. "
-        f"The exact projection of all {counts[EXACT]:,} pairs took "
-        f"{counts[EXACT] * times[EXACT]:.3f} s. The paper's attack takes 992.2 ms per pair on a "
+        f"The exact projection of all {found[EXACT].pairs:,} pairs took "
+        f"{found[EXACT].seconds:.3f} s. The paper's attack takes 992.2 ms per pair on a "
         "Tesla T4.",
         title="Time per pair of sample and class",
     )

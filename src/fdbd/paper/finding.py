@@ -46,7 +46,9 @@ class TextTable:
         """A table in the style of booktabs."""
         caption = " ".join([self.title, *self.notes])
         head = [[_tex(cell) for cell in self.columns]]
-        body = [[_tex(cell) for cell in row] for row in self.rows]
+        body = []
+        for row in self.rows:
+            body.append([_tex(cell) for cell in row])
         return latex_table(_tex(caption), head, body, self._sides())
 
     def _sides(self) -> str:

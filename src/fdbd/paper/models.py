@@ -160,10 +160,11 @@ def _config_of_bundle(bundle: str, benchmark: Benchmark) -> Config:
 
 def _config(entry: ModelEntry) -> Config:
     """What of an entry `fdbd bench` would read from a config."""
+    ood = list(entry.ood) if isinstance(entry.ood, tuple) else entry.ood
     values = {
         "model": entry.model,
         "id": entry.id,
-        "ood": list(entry.ood) if isinstance(entry.ood, tuple) else entry.ood,
+        "ood": ood,
         "train": entry.train,
         "checkpoint": entry.checkpoint,
         "num_classes": entry.num_classes,

@@ -107,8 +107,9 @@ def _append(url: str, part: Path, start: int, progress: Progress | None) -> None
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and start:
-            return  # nothing is left to ask for
+        nothing_is_left = error.code == 416 and start > 0
+        if nothing_is_left:
+            return
         raise
     mode = "ab" if response.status == 206 else "wb"
     with response, open(part, mode) as file:

@@ -22,11 +22,11 @@ def require(module: str, extra: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         name = {"PIL": "Pillow", "sklearn": "scikit-learn"}.get(package, package)
-        if (
-            isinstance(error, ModuleNotFoundError)
-            and (error.name or "").partition(".")[0] != package
-        ):
-            raise  # the package is there, something that it needs is not
+        if isinstance(error, ModuleNotFoundError):
+            missing = (error.name or "").partition(".")[0]
+            if missing != package:
+                # The package is there, something that it needs is not.
+                raise
         raise MissingExtraError(
             f"{name} is not installed; run: pip install 'fdbd[{extra}]'"
         ) from None

@@ -28,8 +28,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-parse_toml = tomllib.loads  # a mistake in the text is a ValueError
-_SETTLED_SECONDS = 2.0  # a file may change again within one tick of its time stamp
+parse_toml = tomllib.loads
+"""A mistake in the text is a ValueError."""
+_SETTLED_SECONDS = 2.0
+"""A file may change again within one tick of its time stamp."""
 
 
 def cache_root() -> Path:
@@ -64,7 +66,8 @@ def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     usual = draft.stat().st_mode
     try:
         yield draft
-        draft.chmod(usual)  # safetensors makes files that only their owner can read
+        # safetensors makes files that only their owner can read.
+        draft.chmod(usual)
         _to_disk(draft)
         os.replace(draft, target)
         _to_disk(target.parent)
@@ -81,7 +84,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     draft.mkdir()
     try:
         yield draft
-        if hasattr(os, "sync"):  # one call for what may be 100,000 files
+        # One call for what may be 100,000 files.
+        if hasattr(os, "sync"):
             os.sync()
         try:
             os.rename(draft, path)
@@ -170,9 +174,9 @@ def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if os.fspath(path) in str(error) or (
-            isinstance(error, OSError) and error.filename is not None
-        ):
+        names_the_file = os.fspath(path) in str(error)
+        is_of_the_system = isinstance(error, OSError) and error.filename is not None
+        if names_the_file or is_of_the_system:
             raise
         raise ValueError(
             f"{os.fspath(path)} is not a readable {kind} ({one_line(error)[:200]})"
@@ -250,7 +254,8 @@ def sha256_of_array(array: NDArray[Any]) -> str:
     """SHA-256 of dtype, shape and values."""
     digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
     rows = max(1, (1 << 24) // max(1, array[:1].nbytes))
-    for start in range(0, len(array), rows):  # in parts, so that a memory map is not read at once
+    # In parts, so that a memory map is not read at once.
+    for start in range(0, len(array), rows):
         digest.update(np.ascontiguousarray(array[start : start + rows]).data)
     return digest.hexdigest()
 
@@ -286,7 +291,8 @@ def file_hashes(paths: Sequence[Path]) -> list[str]:
     with ThreadPoolExecutor(4) as pool:
         hashes = list(pool.map(hash_one, paths))
     if fresh:
-        with contextlib.suppress(OSError):  # a read-only cache costs time, not correctness
+        # A read-only cache costs time, not correctness.
+        with contextlib.suppress(OSError):
             write_json(index_path, {**known, **fresh})
     return hashes
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fdbd.util.extras import require
 
-OUTER = 0.005  # a share of the scores at either end is left out of a plot's range
+OUTER = 0.005
+"""The share of the scores, at either end, that a plot's range leaves out."""
 
 
 def render(template: str, script: str, data: Any, images: str = "", **values: Any) -> str:

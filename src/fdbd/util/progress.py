@@ -12,9 +12,12 @@ from fdbd.util.terminal import printable
 
 T = TypeVar("T")
 
-QUIET_SECONDS = 2.0  # work that ends sooner shows no bar
+QUIET_SECONDS = 2.0
+"""Work that ends sooner shows no bar."""
 FIRST_LINE_SECONDS = 10.0
-LINE_SECONDS = 60.0  # off a terminal: when a stage is first mentioned, and then how often
+"""Off a terminal: when a stage is first mentioned."""
+LINE_SECONDS = 60.0
+"""Off a terminal: how often it is mentioned from then on."""
 
 
 class Bar:
@@ -28,8 +31,8 @@ class Bar:
         self._enabled = enabled
         self._started = time.monotonic()
         self._done = 0
-        # Where the work was when it was first heard of: what an earlier run had done, if this one
-        # goes on with it. The rate counts from there.
+        # The count of the first update: what an earlier run had done, if this one goes on with it.
+        # The rate counts from there.
         self._first_done: int | None = None
         self._first_time = self._started
         self._next_line = self._started + FIRST_LINE_SECONDS
@@ -109,7 +112,8 @@ def track(
 
 
 def _duration(seconds: float) -> str:
-    """
+    """Seconds, or minutes from a minute and a half on.
+
     >>> _duration(42.4), _duration(150)
     ('42 s', '2.5 min')
     """
@@ -143,7 +147,7 @@ def _rich_bar() -> Any:
         Rate(),
         TimeRemainingColumn(),
     )
-    # What is printed meanwhile appears above the bar; where standard output is a file, it goes
+    # What is printed meanwhile appears above the bar; if standard output is a file, it goes
     # there.
     return Progress(
         *columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty()

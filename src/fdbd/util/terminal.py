@@ -9,9 +9,13 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator
 
-GRACE_SECONDS = 1.0  # how long an interrupted run may take to stop in good order
-INTERRUPTED = 130  # exit code after Ctrl-C
-_ONE_PRESS_SECONDS = 0.3  # forked workers get the signal, too, and write to the same pipe
+GRACE_SECONDS = 1.0
+"""How long an interrupted run may take to stop in good order."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+_ONE_PRESS_SECONDS = 0.3
+"""Signals that come within this time are one press of Ctrl-C: forked workers get the signal, too,
+and write to the same pipe."""
 _COMMANDS = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode's categories of control and format characters (bidirectional overrides), surrogates and
 separators."""
@@ -74,13 +78,15 @@ def answer_interrupts(message: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        is_interrupted = True  # the watch goes on until the process ends: other threads may keep it
+        # The watch goes on until the process ends, which other threads may delay.
+        is_interrupted = True
         tell()
         raise
     finally:
         if not is_interrupted:
             signal.set_wakeup_fd(before)
-            os.close(writer)  # ends the watch
+            # This ends the watch.
+            os.close(writer)
 
 
 def _watch(reader: int, tell: Callable[[], None]) -> None:

@@ -41,7 +41,8 @@ def is_plain(*tensors: Tensor) -> bool:
     recording = torch.is_grad_enabled()
     for tensor in tensors:
         if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
-            return False  # subclasses: fake tensors, distributed tensors
+            # A subclass, such as fake and distributed tensors.
+            return False
         if (
             tensor.dtype is not dtype
             or not tensor.is_cpu
@@ -52,13 +53,14 @@ def is_plain(*tensors: Tensor) -> bool:
     return True
 
 
-_KINDS = ("cpu", "cuda")  # devices that autocast is known for
+_AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 def autocasts() -> bool:
     """Whether autocast chooses the precision of operations now; a graph under construction has no
     autocast."""
-    return any(map(torch.is_autocast_enabled, _KINDS)) and not tracing()
+    is_on = any(torch.is_autocast_enabled(device) for device in _AUTOCAST_DEVICES)
+    return is_on and not tracing()
 
 
 @contextlib.contextmanager
@@ -66,8 +68,9 @@ def full_precision() -> Iterator[None]:
     """Operations keep the dtype of their arguments, whatever autocast surrounds them."""
     with contextlib.ExitStack() as without:
         if autocasts():
-            for kind in filter(torch.is_autocast_enabled, _KINDS):
-                without.enter_context(torch.autocast(kind, enabled=False))
+            for device in _AUTOCAST_DEVICES:
+                if torch.is_autocast_enabled(device):
+                    without.enter_context(torch.autocast(device, enabled=False))
         yield
 
 

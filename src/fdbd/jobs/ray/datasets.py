@@ -90,10 +90,10 @@ def fit(
             break
     if guard.auto is not None:
         # How much of the data a member keeps depends on how many there are.
-        guard.make_pool(dataset.count())
+        guard.stages.make_pool(dataset.count())
     fit_rows(guard, _runner(dataset, pool, reader), first)
     if held_out is not None:
-        guard.choose_from(held_out)
+        guard.stages.choose_from(held_out)
     return guard
 
 

@@ -98,10 +98,10 @@ def fit_loaders(
         first = next(iter(training), no_rows(guard))
     if guard.auto is not None:
         # How much of the data a member keeps depends on how many there are.
-        guard.make_pool(int(training.chosen.sum()))
+        guard.stages.make_pool(int(training.chosen.sum()))
     fit_rows(guard, partial(_run_loader, training, workers), first)
     if held_out is not None:
-        guard.choose_from(held_out, progress=False)
+        guard.stages.choose_from(held_out, progress=False)
     calibrate_rows(guard, partial(_run_loader, calibration, workers), **target)
 
 
