@@ -118,7 +118,7 @@ def label_distances(features: Tensor, head: Head, *, logits: Tensor | None = Non
     logits = head(features) if logits is None else logits
     norms = torch.linalg.vector_norm(_float64(head.weight), dim=1).to(logits.dtype)
     norms = norms.to(logits.device)
-    distance = logits.abs() / norms
+    distance: Tensor = logits.abs() / norms
     return distance.masked_fill(norms == 0, torch.inf)
 
 

@@ -16,8 +16,8 @@ from fdbd.kernels import survive_forks
 from fdbd.util.torch_compat import undisturbed
 
 _NO_SAMPLES = (
-    "the training data hold no samples; give at least one non-empty batch, and of maps at least one "
-    "position whose label is a class (others, such as 255, are left out)"
+    "the training data hold no samples; give at least one non-empty batch, and of maps at least "
+    "one position whose label is a class (others, such as 255, are left out)"
 )
 
 
@@ -231,8 +231,8 @@ def _check_labels(labels: Tensor, what: str, rows: int, head: Head, detector: Le
         return
     if labels.shape != (rows,):
         raise ValueError(
-            f"{what} have shape {tuple(labels.shape)}, expected ({rows},), or for several labels per "
-            f"sample ({rows}, {head.num_classes})"
+            f"{what} have shape {tuple(labels.shape)}, expected ({rows},), or for several labels "
+            f"per sample ({rows}, {head.num_classes})"
         )
     if labels.is_floating_point() or labels.is_complex():
         raise TypeError(f"{what} are {labels.dtype}, expected integers")
