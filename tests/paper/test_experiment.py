@@ -90,6 +90,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         ('kind = "theorem"\ntitle = "t"', "missing key 'claim'"),
         (f"{THEOREM}sizs = [[2, 2]]", "unknown key 'sizs', did you mean 'sizes'"),
         (f"{THEOREM}[smal]\ntries = 3", "unknown key 'smal'"),
+        (f"{THEOREM}[paper]\ntris = 3", "scale paper: unknown key 'tris', did you mean 'tries'"),
         (f'{THEOREM}[small]\ntries = "many"', "tries: expected an integer, got text"),
         (
             'kind = "overview"\ntitle = "t"\nclaim = "c"\n'

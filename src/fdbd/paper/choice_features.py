@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fdbd.bench.cache import FeatureCache
 from fdbd.core.batch import Batch, Head
 from fdbd.core.preprocessing import Preprocess
+from fdbd.core.tables import read_toml
 from fdbd.data.datasets import Images, load
 from fdbd.data.features import FeatureSet
 from fdbd.data.images import spread_evenly
@@ -28,7 +29,7 @@ from fdbd.decision.choice_rule import POOL, make_member
 from fdbd.metrics import auroc
 from fdbd.networks.by_name import model_by_name
 from fdbd.networks.classifier import Classifier
-from fdbd.util.files import beside, cache_root, data_roots, parse_toml
+from fdbd.util.files import beside, cache_root, data_roots
 from fdbd.util.terminal import one_line
 
 Floats = NDArray[np.float64]
@@ -159,15 +160,7 @@ class Protocol:
     @classmethod
     def read(cls, path: Path = PROTOCOL) -> Protocol:
         """The protocol in a file."""
-        values: Any = parse_toml(path.read_text(encoding="utf-8"))
-        return cls(
-            tuple(values["kinds"]),
-            tuple(values["candidates"]),
-            {name: Sizes(**numbers) for name, numbers in values["sizes"].items()},
-            {name: tuple(sets) for name, sets in values["ood"].items()},
-            {name: tuple(sets) for name, sets in values["near"].items()},
-            tuple(NetworkEntry(**entry) for entry in values["networks"]),
-        )
+        return read_toml(path, cls)
 
     def sizes_of(self, entry: NetworkEntry) -> Sizes:
         """Those of ImageNet networks, or of the others."""

@@ -117,17 +117,33 @@ def _parse(
         raise ValueError(
             f"{path}: kind is {description.kind!r}, expected one of {', '.join(KINDS)}"
         )
-    # The scale's section comes on top of the common entries.
     sections = {
         "small": description.small,
         "public": description.public,
         "paper": description.paper,
     }
-    merged = {**common, **sections[scale]}
+    settings = {}
+    for each, section in sections.items():
+        # A mistake in a section is told whichever scale is asked for.
+        if section or each == scale:
+            name = f"{path}, scale {each}"
+            settings[each] = _settings(description.kind, common, section, networks, path, name)
+    return description, settings[scale]
+
+
+def _settings(
+    kind: str,
+    common: dict[str, Any],
+    section: dict[str, Any],
+    networks: dict[str, Any],
+    path: Path,
+    name: str,
+) -> Settings:
+    """The settings of one scale, whose section comes on top of the common entries."""
+    merged = {**common, **section}
     if "models" in merged:
         merged["models"] = [_model(entry, networks, path) for entry in merged["models"]]
-    settings = from_table(merged, KINDS[description.kind], name=f"{path}, scale {scale}")
-    return description, settings
+    return from_table(merged, KINDS[kind], name=name)
 
 
 def _model(entry: Any, networks: dict[str, Any], path: Path) -> dict[str, Any]:
