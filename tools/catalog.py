@@ -1,5 +1,5 @@
-"""The page of all detectors and shapings, written from the classes themselves: ``python
-tools/catalog.py``."""
+"""The page of all detectors and shapings, and their names in the reference, written from the
+classes themselves: ``python tools/catalog.py``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import inspect
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from fdbd.core.configuration import Configured, Needs, parameters_of, registered
 from fdbd.detectors.base import Detector
 
 PAGE = Path("docs/detectors.md")
+REFERENCE = Path("docs/api")
 
 _INTRODUCTION = """\
 # Detectors
@@ -28,29 +30,70 @@ number of classes, z the features of a sample, k its predicted class, and W and 
 - **ONNX**: whether a fitted detector can be exported.
 """
 
+_ABOUT_DETECTORS = """\
+:doc:`/detectors` lists the formula, cost and defaults of all detectors. :doc:`/which-detector` helps to choose one."""
+_ABOUT_SHAPINGS = """\
+Shapings change features before they are scored; ``fdbd.create("react+fdbd")`` puts one before a detector."""
+
+
+class Kinds(NamedTuple):
+    """All registered classes of the library, each list in the order of the names."""
+
+    detectors: list[type[Configured]]
+    shapings: list[type[Configured]]
+    combinations: list[type[Configured]]
+    """Those that are made of other detectors."""
+
+    @classmethod
+    def from_registry(cls) -> Kinds:
+        kinds = cls([], [], [])
+        for _, kind in sorted(_registered().items()):
+            if _takes_parts(kind):
+                kinds.combinations.append(kind)
+            elif issubclass(kind, Detector):
+                kinds.detectors.append(kind)
+            else:
+                kinds.shapings.append(kind)
+        return kinds
+
 
 def render() -> str:
     """The page, as Markdown."""
-    detectors: list[type[Configured]] = []
-    shapings: list[type[Configured]] = []
-    combinations: list[type[Configured]] = []
-    for _, kind in sorted(_registered().items()):
-        if _takes_parts(kind):
-            combinations.append(kind)
-        elif issubclass(kind, Detector):
-            detectors.append(kind)
-        else:
-            shapings.append(kind)
+    kinds = Kinds.from_registry()
     parts = [
         _INTRODUCTION,
         "## All detectors\n",
-        _table(detectors),
+        _table(kinds.detectors),
         "## All shapings\n",
-        _table(shapings),
+        _table(kinds.shapings),
     ]
-    parts += [_section(kind) for kind in detectors + shapings]
-    parts += ["## Combinations\n", *(_section(kind, "###") for kind in combinations)]
+    parts += [_section(kind) for kind in kinds.detectors + kinds.shapings]
+    parts += ["## Combinations\n", *(_section(kind, "###") for kind in kinds.combinations)]
     return "\n".join(parts)
+
+
+def reference() -> dict[str, str]:
+    """The pages of the reference that list every detector and every shaping, by file name."""
+    kinds = Kinds.from_registry()
+    of_detectors = ["create", "list_detectors", "Detector", "Batch", "Head", "Paper"]
+    of_detectors += _class_names(kinds.detectors)
+    of_detectors += _class_names(kinds.combinations)
+    of_shapings = ["list_shapings", "Shaping", *_class_names(kinds.shapings)]
+    return {
+        "detectors.rst": _reference_page("Detectors", _ABOUT_DETECTORS, of_detectors),
+        "shapings.rst": _reference_page("Activation shapings", _ABOUT_SHAPINGS, of_shapings),
+    }
+
+
+def _class_names(kinds: list[type[Configured]]) -> list[str]:
+    return sorted((kind.__name__ for kind in kinds), key=str.lower)
+
+
+def _reference_page(title: str, about: str, names: list[str]) -> str:
+    lines = [title, "=" * len(title), "", about, "", ".. currentmodule:: fdbd", ""]
+    lines += [".. autosummary::", "   :toctree: generated", "   :nosignatures:", ""]
+    lines += [f"   {name}" for name in names]
+    return "\n".join(lines) + "\n"
 
 
 def _registered() -> dict[str, type[Configured]]:
@@ -182,10 +225,18 @@ def _anchor(kind: type[Configured]) -> str:
 
 
 def main() -> None:
-    """Write the page to the path given as the only argument, or to docs/detectors.md."""
-    page = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
+    """Write the page to the path given as the only argument; without one, all pages of the docs."""
+    if len(sys.argv) > 1:
+        _write(Path(sys.argv[1]), render())
+        return
+    _write(PAGE, render())
+    for name, text in reference().items():
+        _write(REFERENCE / name, text)
+
+
+def _write(page: Path, text: str) -> None:
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(render(), encoding="utf-8")
+    page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,12 @@ def test_the_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == TOOL["render"](), "run make pages"
 
 
+def test_the_reference_lists_every_detector_and_shaping() -> None:
+    for name, text in TOOL["reference"]().items():
+        page = ROOT / "docs" / "api" / name
+        assert page.read_text(encoding="utf-8") == text, "run make pages"
+
+
 def test_every_name_has_a_row_with_a_paper_and_a_section() -> None:
     page = TOOL["render"]()
     headings = re.findall(r"^## (\S+): (\w+)$", page, flags=re.MULTILINE)
