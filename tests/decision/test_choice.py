@@ -259,6 +259,93 @@ def test_a_model_that_takes_a_dict_of_images_is_weighed_by_them() -> None:
     assert len(chosen.choice.per_kind) == 8
 
 
+class OfOneFeature(nn.Module):
+    """A classifier by the mean brightness alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(images.mean(dim=(1, 2, 3))[:, None])
+
+
+def test_a_member_that_cannot_be_fitted_is_left_out() -> None:
+    chosen = fdbd.Guard(OfOneFeature(), fdbd.Auto(pool=["fdbd", "vim", "energy"], per_kind=5))
+    chosen.fit([make_images(100, 1)])
+    with pytest.warns(UserWarning, match="vim was left out: .* residual"):
+        chosen.calibrate([make_images(100, 2)])
+    assert [member.name for member in chosen.choice.members] == ["fdbd", "energy"]
+    assert len(chosen.choice.notes) == 1
+
+
+def test_the_first_of_the_pool_has_to_be_fitted() -> None:
+    chosen = fdbd.Guard(OfOneFeature(), fdbd.Auto(pool=["vim", "fdbd", "energy"], per_kind=5))
+    with pytest.raises(ValueError, match="residual"):
+        chosen.fit([make_images(100, 1)])
+
+
+def test_a_member_whose_scores_are_not_finite_is_left_out() -> None:
+    chosen = fdbd.Guard(make_model(), fdbd.Auto(pool=SMALL_POOL, per_kind=5))
+    chosen.fit([make_images(100, 1)])
+    chosen.detector.members[2].bank.fill_(math.nan)
+    with pytest.warns(UserWarning, match="knn was left out: it scores held-out sample 0 -inf"):
+        chosen.calibrate([make_images(100, 2)])
+    assert [member.name for member in chosen.choice.members] == ["fdbd", "energy"]
+
+
+class WithMask(nn.Module):
+    """A model of images with channels last, of which a mask leaves something out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = make_model()
+
+    def forward(self, pixels: Tensor, mask: Tensor) -> Tensor:
+        return self.model((pixels * mask[..., None]).permute(0, 3, 1, 2))
+
+
+def test_images_with_channels_last_and_other_inputs_are_weighed_by_kinds() -> None:
+    def batch(count: int, seed: int) -> dict[str, Tensor]:
+        pixels = make_images(count, seed).permute(0, 2, 3, 1)
+        return {"pixels": pixels, "mask": torch.ones(count, 16, 16)}
+
+    advice = fdbd.choose(
+        WithMask(), [batch(100, 1)], [batch(60, 2)], auto=fdbd.Auto(pool=SMALL_POOL, per_kind=5)
+    )
+    assert len(advice.choice.per_kind) == 8
+    assert {tuple(picture.shape) for picture in advice.pictures.values()} == {(3, 16, 16)}
+
+
+def test_images_of_many_channels_are_weighed_by_kinds() -> None:
+    model = nn.Sequential(nn.Conv2d(13, 3, 1), make_model())
+    images = torch.rand(160, 13, 12, 20)
+    chosen = fdbd.Guard(model, fdbd.Auto(pool=SMALL_POOL, per_kind=5))
+    chosen.fit([images[:100]], held_out=[images[100:]])
+    assert len(chosen.choice.per_kind) == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (torch.rand(3, 1, 16, 16), "the kind 'mine' is not what the model takes: .*channels"),
+        (torch.rand(0, 3, 16, 16), "the kind 'mine' has no samples"),
+    ],
+)
+def test_an_error_names_the_kind_that_cannot_be_used(given: Tensor, message: str) -> None:
+    auto = fdbd.Auto(kinds={"mine": given}, pool=SMALL_POOL)
+    chosen = fdbd.Guard(make_model(), auto).fit([make_images(100, 1)])
+    with pytest.raises(ValueError, match=message):
+        chosen.calibrate([make_images(100, 2)])
+
+
+def test_kinds_for_a_guard_without_a_model_are_batches_of_features() -> None:
+    auto = fdbd.Auto(kinds={"mine": torch.rand(5, 8)}, pool=SMALL_POOL)
+    chosen = fdbd.Guard(fdbd.Head(torch.eye(8)[:3]), auto).fit([fdbd.Batch(torch.rand(100, 8))])
+    with pytest.raises(ValueError, match="the kind 'mine' is a Tensor, and the guard has no model"):
+        chosen.calibrate([fdbd.Batch(torch.rand(100, 8))])
+
+
 def test_auto_says_what_is_missing() -> None:
     chosen = fdbd.Guard(make_model(), fdbd.Auto(pool=SMALL_POOL))
     with pytest.raises(fdbd.NotFittedError, match=r"guard\.fit"):
@@ -276,6 +363,8 @@ def test_auto_says_what_is_missing() -> None:
         fdbd.Guard(make_model(), "auto", shaping="react")
     with pytest.raises(ValueError, match="unknown detector"):
         fdbd.Guard(make_model(), fdbd.Auto(pool=["fdbd", "nothing"]))
+    with pytest.raises(ValueError, match=r"react\(95\)"):
+        fdbd.Guard(make_model(), fdbd.Auto(pool=["fdbd", "react(most)+energy"]))
 
 
 def test_a_second_fit_starts_anew() -> None:

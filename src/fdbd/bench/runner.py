@@ -259,8 +259,7 @@ class Benchmark:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", UserWarning)
             fit_detector(pool, self.train, self.head, full)
-            names = auto.specs(can_be_weighed)
-            detector, choice = choose_members(pool, names, held_out, kinds, auto)
+            detector, choice = choose_members(pool, held_out, kinds, auto)
         seconds = time.perf_counter() - start
         return self._scored_row(
             title,

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Head, Inputs
-from fdbd.decision.choice import COST_ROWS, Auto, Choice, Member
+from fdbd.decision.choice import COST_ROWS, Auto, Choice, Member, Pool
 from fdbd.decision.guard import Data, Guard
-from fdbd.detectors import Detector, Ensemble
+from fdbd.detectors import Detector
 from fdbd.metrics import evaluate
 from fdbd.networks.find_head import HeadName
 
@@ -117,15 +117,15 @@ def choose(
     guard = Guard(model, auto or Auto(), head=head)
     guard.fit(data, progress=progress)
     pool = guard.detector
-    assert isinstance(pool, Ensemble)
-    members = pool.members
+    assert isinstance(pool, Pool)
+    fitted = pool.fitted_members()
     share = 0.5 if ood else 1.0
     chosen = guard.stages.choose_from(held_out, share=share, progress=progress)
     choice = guard.choice
     assert choice is not None
     table: dict[str, dict[str, Interval]] = {}
     if ood:
-        detectors = dict(zip([member.name for member in choice.members], members))
+        detectors = {member.name: fitted[member.name] for member in choice.members}
         detectors["auto"] = guard.detector
         inside = [part.batch for part in chosen.rest]
         table = _real_table(guard, detectors, inside, ood)

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fdbd.core.batch import Batch, Inputs
+from fdbd.core.batch import Batch, Head, Inputs
+from fdbd.core.configuration import Passes
 from fdbd.decision.choice_rule import (
     BETA,
     EQUAL_POOL,
@@ -31,7 +32,9 @@ from fdbd.decision.choice_rule import (
 )
 from fdbd.detectors import Detector, Ensemble
 from fdbd.detectors.base import innermost
+from fdbd.fitting.driver import side_by_side
 from fdbd.metrics import evaluate
+from fdbd.util.terminal import one_line
 
 AUTO = "auto"
 """What takes the place of a detector's name where detectors are chosen and weighed."""
@@ -118,10 +121,47 @@ class Auto:
             return names
         return tuple(name for name in names if not _has_bank(make_member(name)))
 
-    def make_pool(self, can_be_weighed: bool = True, num_samples: int | None = None) -> Ensemble:
+    def make_pool(self, can_be_weighed: bool = True, num_samples: int | None = None) -> Pool:
         """The pool as one detector, so that it is fitted in shared passes."""
-        members = [make_member(name, num_samples) for name in self.specs(can_be_weighed)]
-        return Ensemble(members, "fisher")
+        return Pool(self.specs(can_be_weighed), num_samples)
+
+
+class Pool(Ensemble):
+    """The detectors of the pool as one, which is fitted and never scores.
+
+    A member that cannot be fitted to these data is left out, since the others can: of one feature
+    there is no residual, of features that are all zero no neighbours. The first has to be fitted.
+    """
+
+    def __init__(self, names: Sequence[str], num_samples: int | None = None) -> None:
+        super().__init__([make_member(name, num_samples) for name in names], "fisher")
+        self.names = tuple(names)
+        self.num_samples = num_samples
+        self.failures: dict[str, str] = {}
+        """Why members could not be fitted, by name."""
+
+    def passes(self, head: Head) -> Passes:
+        self.failures = {}
+        first, *others = self.members
+        programs = [first.passes(head)]
+        for name, member in zip(self.names[1:], others):
+            programs.append(self._unless_it_fails(name, member.passes(head)))
+        return side_by_side(programs)
+
+    def _unless_it_fails(self, name: str, program: Passes) -> Passes:
+        """The passes of a member, which end where it cannot be fitted."""
+        try:
+            yield from program
+        except (ValueError, RuntimeError) as error:
+            self.failures[name] = one_line(error)
+
+    def fitted_members(self) -> dict[str, Detector]:
+        """The members that could be fitted, by name."""
+        fitted = {}
+        for name, member in zip(self.names, self.members):
+            if name not in self.failures:
+                fitted[name] = member
+        return fitted
 
 
 class Member(NamedTuple):
@@ -230,13 +270,13 @@ class Choice:
 
 
 def choose_members(
-    pool: Ensemble, names: Sequence[str], held_out: Batch, kinds: Mapping[str, Batch], auto: Auto
+    pool: Pool, held_out: Batch, kinds: Mapping[str, Batch], auto: Auto
 ) -> tuple[Detector, Choice]:
     """Weigh a fitted pool, leave out what carries little weight or exceeds the budget, and
     calibrate the rest: a weighted ensemble, or the one detector that is left.
 
     Args:
-        pool, names: the fitted pool of `Auto.make_pool`, and how its members are called.
+        pool: the fitted pool of `Auto.make_pool`.
         held_out: features of in-distribution samples that neither the network nor the fit has seen.
         kinds: features of pseudo-OOD samples by kind; none: equal weights.
     """
@@ -246,9 +286,11 @@ def choose_members(
             f"{count} held-out samples, expected at least {FEWEST} to weigh detectors with, "
             f"better {auto.held_out}"
         )
-    members = pool.members
-    share_head(members)
-    aurocs = _aurocs(members, names, held_out, kinds)
+    share_head(pool.members)
+    candidates, failures = _usable_members(pool, held_out)
+    names = list(candidates)
+    members = list(candidates.values())
+    aurocs = _aurocs(members, held_out, kinds)
     costs = [measure_cost(member, held_out) for member in members]
     weights = _weights(aurocs, kinds, auto.beta) if kinds else _equal_weights(names)
     kept = keep(weights, costs, auto.limits)
@@ -267,8 +309,28 @@ def choose_members(
         share = float(shares[place])
         found.append(Member(name, weight, share, costs[place], aurocs[place]))
     sizes = {kind: len(batch.features) for kind, batch in kinds.items()}
-    notes = _notes(kinds, auto, [costs[place] for place in kept])
+    notes = _notes(kinds, auto, [costs[place] for place in kept], failures)
     return detector, Choice(tuple(found), count, sizes, notes)
+
+
+def _usable_members(pool: Pool, held_out: Batch) -> tuple[dict[str, Detector], dict[str, str]]:
+    """The members that score every held-out sample, by name, and why the others cannot be used."""
+    usable = {}
+    failures = dict(pool.failures)
+    for name, member in pool.fitted_members().items():
+        with torch.no_grad():
+            scores = member.score(held_out)
+        if torch.isfinite(scores).all():
+            usable[name] = member
+            continue
+        row = int((~torch.isfinite(scores)).nonzero()[0])
+        failures[name] = f"it scores held-out sample {row} {scores[row].item()}"
+    if not usable:
+        raise ValueError(
+            f"no detector of the pool scores all held-out samples; {pool.names[0]}: "
+            f"{failures[pool.names[0]]}, expected a finite score: its features are not finite"
+        )
+    return usable, failures
 
 
 def _ensemble(
@@ -285,13 +347,13 @@ def _ensemble(
 
 
 def _aurocs(
-    members: Sequence[Detector], names: Sequence[str], held_out: Batch, kinds: Mapping[str, Batch]
+    members: Sequence[Detector], held_out: Batch, kinds: Mapping[str, Batch]
 ) -> list[dict[str, tuple[float, float, float]]]:
     """For each member, how well it tells each kind from what was held out: AUROC and interval."""
     found = []
     with torch.no_grad():
-        for member, name in zip(members, names):
-            inside = _finite_scores(member, name, held_out)
+        for member in members:
+            inside = member.score(held_out)
             of_member = {}
             for kind, batch in kinds.items():
                 of_member[kind] = _auroc(inside, member.score(batch))
@@ -360,17 +422,6 @@ def _equal_weights(names: Sequence[str]) -> Floats:
     return shares
 
 
-def _finite_scores(member: Detector, name: str, held_out: Batch) -> Tensor:
-    scores = member.score(held_out)
-    if not torch.isfinite(scores).all():
-        row = int((~torch.isfinite(scores)).nonzero()[0])
-        raise ValueError(
-            f"{name} scores held-out sample {row} {scores[row].item()}, expected a finite score: "
-            "its features are not finite"
-        )
-    return scores
-
-
 def _auroc(inside: Tensor, outside: Tensor) -> tuple[float, float, float]:
     found = evaluate(inside, outside).auroc
     return float(found), float(found.low), float(found.high)
@@ -384,7 +435,9 @@ def _shares(weights: Floats, kept: Sequence[int]) -> Floats:
     return shares
 
 
-def _notes(kinds: Mapping[str, Batch], auto: Auto, costs: Sequence[Cost]) -> tuple[str, ...]:
+def _notes(
+    kinds: Mapping[str, Batch], auto: Auto, costs: Sequence[Cost], failures: Mapping[str, str]
+) -> tuple[str, ...]:
     notes = []
     if not kinds:
         notes.append(
@@ -393,4 +446,6 @@ def _notes(kinds: Mapping[str, Batch], auto: Auto, costs: Sequence[Cost]) -> tup
         )
     if not auto.limits.admits(costs):
         notes.append("the budget admits no detector of the pool: the first was taken nevertheless")
+    for name, why in failures.items():
+        notes.append(f"{name} was left out: {why}")
     return tuple(notes)

@@ -126,7 +126,13 @@ def make_member(spec: str, num_samples: int | None = None) -> Detector:
     if bracket:
         percentile, _, after = rest.partition(")")
         name = before + after
-        options["percentile"] = float(percentile)
+        try:
+            options["percentile"] = float(percentile)
+        except ValueError:
+            raise ValueError(
+                f"{spec!r} has {percentile!r} in brackets, expected a percentile such as "
+                "react(95)+energy"
+            ) from None
     detector = create(name, **options)
     if num_samples is None or not isinstance(detector, (KNN, NNGuide)):
         return detector

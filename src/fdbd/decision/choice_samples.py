@@ -17,6 +17,8 @@ from fdbd.fitting.spool import MOST_ROWS, Spool
 
 KIND_BATCH = 64
 """Pseudo-OOD samples that the network sees at once."""
+MOST_CHANNELS_LAST = 4
+"""Channels up to which a tensor (N, H, W, C) is told from one (N, C, H, W)."""
 
 
 class Seen(NamedTuple):
@@ -148,15 +150,15 @@ def pseudo_ood(inputs: Any, held_out: Batch, auto: Auto) -> dict[str, Any]:
 def first_pictures(kinds: Mapping[str, Any], held_out: Any) -> dict[str, Tensor]:
     """One image (C, H, W) of each kind, and of what was held out, with values from 0 to 1; none
     if samples are not images."""
-    _, images = _find_images(held_out)
-    if images is None:
+    found = _find_images(held_out)
+    if found is None:
         return {}
-    low, high = value_range(images.float())
+    low, high = value_range(found.images.float())
     pictures = {}
     for name, samples in {"held out": held_out, **kinds}.items():
-        _, of_kind = _find_images(samples)
+        of_kind = _find_images(samples)
         if of_kind is not None:
-            picture = (of_kind[:1].float() - low) / (high - low).clamp_min(1e-12)
+            picture = (of_kind.images[:1].float() - low) / (high - low).clamp_min(1e-12)
             pictures[name] = picture[0].clamp(0, 1)
     return pictures
 
@@ -172,32 +174,62 @@ def in_pieces(samples: Any) -> Iterator[Any]:
             yield {name: values[part] for name, values in samples.items()}
 
 
+class _Images(NamedTuple):
+    """The images among what a model takes."""
+
+    name: str | None
+    """The key in a dict of inputs; None: the images are all that it takes."""
+    images: Tensor
+    """(N, C, H, W)."""
+    has_channels_last: bool
+    """Whether the model takes them as (N, H, W, C)."""
+
+
 def _of_images(inputs: Any, auto: Auto) -> dict[str, Any]:
-    """Kinds of the one batch of images among the inputs, with the others as they are."""
-    name, images = _find_images(inputs)
-    if images is None:
+    """Kinds of the images among the inputs; what else the model takes stays as it is."""
+    found = _find_images(inputs)
+    if found is None:
         return {}
-    made = make_kinds(images.float(), auto.per_kind, seed=auto.seed)
-    kinds = {}
-    for kind, changed in made.items():
+    images = found.images
+    kinds: dict[str, Any] = {}
+    for kind, changed in make_kinds(images.float(), auto.per_kind, seed=auto.seed).items():
         if not images.is_floating_point():
             changed = changed.round()
         changed = changed.to(images.dtype)
-        kinds[kind] = changed if name is None else {name: changed}
+        if found.has_channels_last:
+            changed = changed.permute(0, 2, 3, 1).contiguous()
+        if found.name is None:
+            kinds[kind] = changed
+            continue
+        rows = torch.arange(len(changed)) % len(images)
+        others = {name: values[rows] for name, values in inputs.items()}
+        kinds[kind] = {**others, found.name: changed}
     return kinds
 
 
-def _find_images(inputs: Any) -> tuple[str | None, Tensor | None]:
-    """The images (N, C, H, W) that the model takes, with their name if it takes a dict of them
-    alone; None if the model takes no images."""
-    name = None
-    if isinstance(inputs, Mapping) and len(inputs) == 1:
-        name, inputs = next(iter(inputs.items()))
-    if not isinstance(inputs, Tensor) or inputs.ndim != 4 or min(inputs.shape[2:]) < GRID:
-        return None, None
-    if inputs.shape[1] > 4:
-        return None, None
-    return name, inputs
+def _find_images(inputs: Any) -> _Images | None:
+    """The images that the model takes, alone or as the one tensor of images in a dict; None if it
+    takes none."""
+    if not isinstance(inputs, Mapping):
+        return _as_images(None, inputs)
+    found = []
+    for name, values in inputs.items():
+        images = _as_images(name, values)
+        if images is not None:
+            found.append(images)
+    return found[0] if len(found) == 1 else None
+
+
+def _as_images(name: str | None, values: Any) -> _Images | None:
+    """A tensor as images of any number of channels; None if it holds none."""
+    if not isinstance(values, Tensor) or values.ndim != 4:
+        return None
+    _, first, second, last = values.shape
+    if first >= GRID and second >= GRID and last <= MOST_CHANNELS_LAST:
+        return _Images(name, values.permute(0, 3, 1, 2), True)
+    if min(second, last) < GRID:
+        return None
+    return _Images(name, values, False)
 
 
 def _row_of(inputs: Any, row: int) -> Any:

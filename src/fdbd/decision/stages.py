@@ -14,7 +14,7 @@ from torch import Tensor
 from fdbd.core.batch import Batch, Inputs, required_logits
 from fdbd.core.configuration import NotFittedError
 from fdbd.decision.answers import Decision, NotCalibratedError
-from fdbd.decision.choice import choose_members
+from fdbd.decision.choice import Pool, choose_members
 from fdbd.decision.choice_samples import (
     HeldOut,
     Seen,
@@ -34,11 +34,11 @@ from fdbd.decision.maps import (
 )
 from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.threshold import Threshold
-from fdbd.detectors import Ensemble
 from fdbd.fitting.overlap import Sketch, sample_hashes
 from fdbd.fitting.spool import Spool
 from fdbd.networks.classifier import Classifier, all_finite, rows_finite, split_batch
 from fdbd.util.progress import track
+from fdbd.util.terminal import one_line
 from fdbd.util.torch_compat import is_plain, tracing
 
 if TYPE_CHECKING:
@@ -306,14 +306,30 @@ class Stages:
         auto = guard.auto
         pool = guard.detector
         assert auto is not None
-        assert isinstance(pool, Ensemble)
-        kinds = {kind: self.features_of(of_kind) for kind, of_kind in samples.items()}
-        names = auto.specs(auto.can_weigh(guard.classifier))
-        guard.detector, choice = choose_members(pool, names, held_out, kinds, auto)
+        assert isinstance(pool, Pool)
+        kinds = {kind: self._features_of_kind(kind, given) for kind, given in samples.items()}
+        guard.detector, choice = choose_members(pool, held_out, kinds, auto)
         for note in choice.notes:
             warn_caller(f"auto: {note}")
         # From here on the guard scores by the detector that was chosen.
         guard.about["choice"] = choice.to_dict()
+
+    def _features_of_kind(self, kind: str, samples: Inputs | Batch) -> Batch:
+        """Features of pseudo-OOD samples; a ValueError names the kind."""
+        if not isinstance(samples, Batch) and self._guard.classifier is None:
+            raise ValueError(
+                f"the kind {kind!r} is a {type(samples).__name__}, and the guard has no model: "
+                "give features as fdbd.Batch(features)"
+            )
+        try:
+            batch = self.features_of(samples)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ValueError(
+                f"the kind {kind!r} is not what the model takes: {one_line(error)}"
+            ) from error
+        if len(batch.features) == 0:
+            raise ValueError(f"the kind {kind!r} has no samples, expected at least 1, better 50")
+        return batch
 
     def features_of(self, samples: Inputs | Batch) -> Batch:
         """Features and logits of samples, of any number; a batch of features as it is."""
@@ -322,6 +338,8 @@ class Stages:
         classifier = self.require_classifier()
         inputs, _ = split_batch(samples)
         batches = [classifier(piece) for piece in in_pieces(inputs)]
+        if not batches:
+            return Batch(torch.zeros(0, self._guard.head.num_features))
         logits = [required_logits(batch) for batch in batches]
         features = torch.cat([batch.features for batch in batches])
         return Batch(features, logits=torch.cat(logits))
