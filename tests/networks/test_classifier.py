@@ -140,7 +140,7 @@ def test_a_detection_model_is_no_classifier(head: str | None) -> None:
     model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(
         weights=None, weights_backbone=None
     ).eval()
-    with pytest.raises(ValueError, match=r"FasterRCNN gives a list where.*boxes take.*BoxGuard"):
+    with pytest.raises(ValueError, match=r"FasterRCNN gives a list and.*boxes take.*BoxGuard"):
         Classifier(model, head)(images(2, 64))
 
 
@@ -453,7 +453,7 @@ def test_bad_head_arguments_say_what_is_there() -> None:
 def test_a_named_head_with_another_class_count_is_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     with pytest.raises(
-        ValueError, match=r"gives \(2, 3\) where its linear layer '0' gives \(2, 5\)"
+        ValueError, match=r"gives \(2, 3\) and its linear layer '0' gives \(2, 5\)"
     ):
         Classifier(model, head="0")(torch.randn(2, 6))
 

@@ -56,10 +56,46 @@ def test_a_map_of_one_position_that_the_model_enlarges_is_still_a_map() -> None:
 
 
 def test_what_follows_the_maps_is_noticed_unless_the_head_is_named() -> None:
-    with pytest.raises(ValueError, match=r"gives \(2, 5, 24, 32\) where .* gives \(2, 5, 6, 8\)"):
+    with pytest.raises(ValueError, match=r"gives \(2, 5, 24, 32\) and .* gives \(2, 5, 6, 8\)"):
         Classifier(Segmenter(end="softmax").eval())(images())
     named = Classifier(Segmenter(end="softmax").eval(), head="classifier")
     assert named(images()).grid == Grid(2, 6, 8)
+
+
+class WithAuxiliary(nn.Module):
+    """Two heads on the same features; the second, for training alone, stands last."""
+
+    def __init__(self, is_enlarged: bool) -> None:
+        super().__init__()
+        self.main = Segmenter(end="none")
+        self.auxiliary = nn.Conv2d(8, 5, 1)
+        self.is_enlarged = is_enlarged
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.main.backbone(images).relu()
+        maps = self.main.classifier(features)
+        if self.is_enlarged:
+            maps = F.interpolate(maps, images.shape[2:], mode="bilinear")
+        return maps, self.auxiliary(features)
+
+
+@pytest.mark.parametrize("is_enlarged", [False, True])
+def test_the_error_names_the_head_that_the_maps_come_from(is_enlarged: bool) -> None:
+    model = WithAuxiliary(is_enlarged).eval()
+    with pytest.raises(ValueError, match=r"pass head='main\.classifier'"):
+        Classifier(model, head=None)(images())
+    assert Classifier(model, head="main.classifier")(images()).grid == Grid(2, 6, 8)
+
+
+def test_maps_under_an_unknown_key_of_a_dict_need_the_heads_name() -> None:
+    class Named(Segmenter):
+        def forward(self, images: Tensor) -> object:
+            return {"semantic": super().forward(images)}
+
+    model = Named(end="none").eval()
+    with pytest.raises(ValueError, match=r"a dict with 'semantic'.*pass head='classifier'"):
+        Classifier(model)(images())
+    assert Classifier(model, head="classifier")(images()).grid == Grid(2, 6, 8)
 
 
 def test_a_model_that_ends_in_masks_works_with_its_head_named() -> None:

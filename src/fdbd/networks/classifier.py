@@ -322,6 +322,12 @@ class Classifier(nn.Module):
         if is_map and (ends_in_maps or (given is None and self._is_explicit)):
             grid = Grid.from_maps(features)
             return grid.to_rows(features), grid.to_rows(logits), grid
+        if is_map and _holds_maps(output, num_classes):
+            raise ValueError(
+                f"the model gives a dict with {', '.join(map(repr, output))}, expected maps of "
+                f"logits under 'out' or 'logits': pass head={name!r} to take the output of its "
+                "last 1×1 convolution as logits, or name another layer"
+            )
         raise ValueError(
             f"the head {name!r} saw an input of shape {tuple(features.shape)}, expected "
             f"(N, {num_features}) or (N, {num_features}, 1, 1): one prediction per sample, after "
@@ -349,6 +355,14 @@ class Classifier(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._remove_hooks_at_end()
+
+
+def _holds_maps(output: Any, num_classes: int) -> bool:
+    """Whether a model's output is a dict in which something may be maps of logits."""
+    if not isinstance(output, Mapping):
+        return False
+    tensors = [value for value in output.values() if isinstance(value, Tensor)]
+    return any(tensor.ndim == 4 and tensor.shape[1] == num_classes for tensor in tensors)
 
 
 def _first_tensor(output: Any) -> Any:

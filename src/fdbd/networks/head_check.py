@@ -108,13 +108,18 @@ def _map_as_rows(output: Tensor, logits: Tensor, grid: Grid, head: Head) -> Tens
     if head.is_binary:
         # Of d/2 and −d/2, what the model gives is d.
         maps = maps[:, 1:] - maps[:, :1]
+    return logits if _is_resized(maps, output) else None
+
+
+def _is_resized(maps: Tensor, output: Tensor) -> bool:
+    """Whether output (N, C, h, w) is what bilinear interpolation makes of maps (N, C, H, W)."""
     for align_corners in (False, True):
         resized = F.interpolate(
             maps.float(), output.shape[2:], mode="bilinear", align_corners=align_corners
         )
         if _is_close(resized, output):
-            return logits
-    return None
+            return True
+    return False
 
 
 def _refuse_unless_named(output: Tensor | None, call: FirstCall) -> None:
@@ -129,13 +134,20 @@ def _refuse_unless_named(output: Tensor | None, call: FirstCall) -> None:
         is_fine = call.is_named and output.ndim != 2
     if is_fine:
         return
-    found = f"a {type(call.output).__name__}" if output is None else str(tuple(output.shape))
+    given = output_logits(call.output)
+    found = f"a {type(call.output).__name__}" if given is None else str(tuple(given.shape))
     ours = _shape(call.batch)
+    hint = "pass head= to name the layer that holds the logits"
+    if given is None:
+        hint += "; networks that find boxes take fdbd.decision.boxes.BoxGuard"
+    else:
+        behind = _layer_behind(given, call)
+        if behind is not None:
+            hint = f"{behind!r} is the layer that the output comes from: pass head={behind!r}"
     refuse_head(
         call.model,
         f"{call.model_name} gives {found} and its linear layer {call.head_name!r} gives {ours}; "
-        "pass head= to name the layer that holds the logits; networks that find boxes take "
-        "fdbd.decision.boxes.BoxGuard",
+        f"{hint}",
     )
 
 
@@ -158,7 +170,9 @@ def _refuse_other_logits(given: Tensor, logits: Tensor, call: FirstCall) -> None
             'several labels, fdbd.Guard(model, "multilabel-fdbd", head=…) or "joint-energy"; with '
             "others if each sample has one class all the same"
         )
-    behind = _layer_behind(given, call)
+    output = output_logits(call.output)
+    assert output is not None
+    behind = _layer_behind(output, call)
     if behind is None:
         hint = (
             "something follows it, such as a softmax, a ReLU, a scaling or a second head: pass "
@@ -170,13 +184,18 @@ def _refuse_other_logits(given: Tensor, logits: Tensor, call: FirstCall) -> None
     refuse_head(call.model, f"the model's output is not that of its linear layer {name!r}; {hint}")
 
 
-def _layer_behind(target: Tensor, call: FirstCall) -> str | None:
-    """The linear layer whose output is the model's; only looked for after a wrong first guess."""
+def _layer_behind(given: Tensor, call: FirstCall) -> str | None:
+    """The linear layer whose output is what the model gives, maps of another resolution included;
+    only looked for after a wrong first guess."""
     found: list[str] = []
 
     def compare(name: str, module: nn.Module, args: object, output: Tensor) -> None:
-        is_candidate = output.numel() == target.numel()
-        if is_candidate and _is_close(output.reshape(target.shape), target):
+        are_maps = output.ndim == 4 and given.ndim == 4 and output.shape[:2] == given.shape[:2]
+        if output.numel() == given.numel():
+            is_same = _is_close(output.reshape(given.shape), given)
+        else:
+            is_same = are_maps and _is_resized(output, given)
+        if is_same:
             found.append(name)
 
     with contextlib.ExitStack() as hooks:
