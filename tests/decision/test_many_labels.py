@@ -124,6 +124,19 @@ def test_a_detector_that_learns_by_class_refuses_multi_hot_labels() -> None:
         fdbd.Guard(model(), "mds").fit([samples(200, 0)], progress=False)
 
 
+def test_an_ensemble_of_such_detectors_is_for_several_labels_too() -> None:
+    detector = fdbd.create("ensemble", detectors=["joint-energy", "multilabel-fdbd"])
+    guard = fdbd.Guard(model(), detector)
+    guard.fit([samples(200, 0)], progress=False)
+    inputs, _ = samples(200, 1)
+    guard.detector.calibrate([guard.classifier(inputs)])
+    guard.calibrate([samples(400, 2)], alpha=0.05, progress=False)
+    own = fdbd.geometry.label_distances(guard.classifier(inputs).features, guard.head)
+    torch.testing.assert_close(guard.explain(inputs).distances, own)
+    with pytest.raises(ValueError, match="several labels at once"):
+        guard.calibrate([samples(400, 2)], tpr=0.9, per_class=True, progress=False)
+
+
 @pytest.mark.parametrize("labels", [torch.full((10, LABELS), 2), torch.zeros(10, LABELS) + 0.5])
 def test_numbers_that_are_no_labels_are_one_sentence(labels: Tensor) -> None:
     inputs, _ = samples(10, 0)

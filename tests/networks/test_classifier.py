@@ -452,9 +452,7 @@ def test_bad_head_arguments_say_what_is_there() -> None:
 
 def test_a_named_head_with_another_class_count_is_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    with pytest.raises(
-        ValueError, match=r"gives \(2, 3\) and its linear layer '0' gives \(2, 5\)"
-    ):
+    with pytest.raises(ValueError, match=r"gives \(2, 3\) and its linear layer '0' gives \(2, 5\)"):
         Classifier(model, head="0")(torch.randn(2, 6))
 
 

@@ -286,6 +286,7 @@ def _needs_of_all(members: Sequence[Detector]) -> Needs:
         layers=tuple(layers),
         labels=any(member.needs.labels for member in members),
         heldout=any(member.needs.heldout for member in members),
+        many_labels=any(member.needs.many_labels for member in members),
         passes=passes,
         calibration=True,
     )
