@@ -60,7 +60,7 @@ def make(name: str, folder: Path = FOLDER) -> list[Path]:
 
     if name == DEFAULT:
         about, fitted, scored = _imagenet(
-            features, classifier.head, preprocess.size, str(named.weights)
+            features, classifier.head, preprocess.longest_side, str(named.weights)
         )
     else:
         about, fitted, scored = _cifar(name, features, classifier.head)

@@ -230,6 +230,19 @@ def test_images_of_another_form_are_refused(images: np.ndarray) -> None:
         corrupt(images / 255.0, "fog", 1)
 
 
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24)])
+def test_images_that_are_no_squares_are_corrupted_too(shape: tuple[int, int]) -> None:
+    rectangles = np.random.default_rng(0).integers(0, 256, (3, *shape, 3), np.uint8)
+    for name in CORRUPTIONS:
+        found = corrupt(rectangles, name, 5)
+        assert found.shape == rectangles.shape
+        assert (found != rectangles).any(axis=(1, 2, 3)).all(), name
+    # What changes each pixel for itself is the same in a part of a square.
+    square = np.pad(rectangles, [(0, 0), *((0, 40 - side) for side in shape), (0, 0)])
+    part = corrupt(square, "brightness", 3)[:, : shape[0], : shape[1]]
+    np.testing.assert_array_equal(corrupt(rectangles, "brightness", 3), part)
+
+
 def test_no_images_give_no_images() -> None:
     for name in CORRUPTIONS:
         assert corrupt(np.empty((0, 32, 32, 3), np.uint8), name, 1).shape == (0, 32, 32, 3)

@@ -1194,12 +1194,71 @@ def test_the_key_changes_with_every_field() -> None:
     assert round_trip.key() == others[1].key()
 
 
+def test_equal_sides_are_one_number() -> None:
+    assert Preprocess((32, 32)) == Preprocess(32)
+    assert Preprocess((32, 32)).key() == Preprocess(32).key()
+    wide = Preprocess.parse('{"size": [24, 32]}')
+    assert (wide.height, wide.width) == (24, 32)
+    assert Preprocess.from_dict(json.loads(json.dumps(wide.to_dict()))).key() == wide.key()
+
+
+@pytest.mark.parametrize(
+    ("resize", "sides", "scaled"),
+    [
+        # As small as it can be and still cover 24 × 32.
+        (None, (30, 90), (24, 72)),
+        (None, (90, 30), (96, 32)),
+        (None, (48, 64), (24, 32)),
+        # The short side as asked for.
+        (40, (30, 90), (40, 120)),
+        (40, (90, 30), (120, 40)),
+    ],
+)
+def test_a_rectangle_is_cut_from_the_centre_of_the_resized_image(
+    resize: int | None, sides: tuple[int, int], scaled: tuple[int, int]
+) -> None:
+    torchvision = pytest.importorskip("torchvision.transforms.functional")
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8)
+    resized = torchvision.resize(image.fromarray(pixels), list(scaled))
+    expected = np.asarray(torchvision.center_crop(resized, [24, 32]))
+    np.testing.assert_array_equal(Preprocess((24, 32), resize=resize).fit(pixels), expected)
+
+
+def test_a_rectangle_without_a_crop_is_the_whole_image() -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 30, 3), np.uint8)
+    expected = image.fromarray(pixels).resize((32, 24), image.Resampling.BILINEAR)
+    preprocess = Preprocess((24, 32), crop="none")
+    np.testing.assert_array_equal(preprocess.fit(pixels), np.asarray(expected))
+    assert preprocess.array([pixels]).shape == (1, 3, 24, 32)
+    assert preprocess.array([]).shape == (0, 3, 24, 32)
+
+
+def test_a_rectangles_map_is_put_back_where_it_was_cut_out() -> None:
+    mask = np.ones((24, 32), np.uint8)
+    back = Preprocess((24, 32)).unfit(mask, 48, 128)
+    assert back[:, 32:96].all()
+    assert not back[:, :32].any()
+    assert not back[:, 96:].any()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"size": 0}, "size is 0"),
         ({"size": 8, "std": (1, 0, 1)}, "expected positive"),
-        ({"size": 8, "mean": (1, 2)}, "expected 3 each"),
+        ({"size": 8.5}, "size is 8.5, expected a whole number of pixels"),
+        ({"size": [8, 16, 3]}, "or height and width as in"),
+        ({"size": [8, 0]}, "expected at least 1 pixel"),
+        ({"size": True}, "size is True"),
+        ({"mean": (1, 2, 3)}, "preprocessing has no size"),
+        ({"size": 8, "mean": (1, 2)}, "mean is .* expected three numbers"),
+        ({"size": 8, "std": 0.5}, "std is 0.5, expected three numbers"),
+        ({"size": 8, "resize": "16"}, "resize is '16', expected a whole number"),
+        ({"size": 8, "scale": "255"}, "scale is '255', expected a number"),
+        ({"size": [8, 16], "crop": "tf"}, "crop 'tf' makes squares"),
+        ({"size": [8, 16], "resize": 12}, "at least size 16"),
         ({"size": 8, "crop": "left"}, "crop is 'left'"),
         ({"size": 8, "resize": 4}, "at least size 8"),
         ({"size": 8, "interpolation": "cubic"}, "interpolation is 'cubic'"),

@@ -131,6 +131,26 @@ def test_the_zoo_model_goes_from_a_folder_to_decisions_a_picture_and_a_graph(
     np.testing.assert_allclose(score, expected.scores.numpy(), rtol=1e-3, atol=1e-4)
 
 
+def test_a_network_of_rectangles_goes_from_a_folder_to_decisions_and_a_graph(tiny, result) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    wide = Preprocess((4, 16), crop="none")
+    fitted = result(
+        *("fit", "tinyfactory:tiny", "images", "--preprocess", json.dumps(wide.to_dict())),
+        "--network-never-saw-data",
+    )
+    assert fitted["fit_rows"] == 48
+    result("score", "guard.safetensors", "images", "--model", "tinyfactory:tiny")
+    rows = pq.read_table("scores.parquet").to_pylist()
+    model = fdbd.networks.create("tinyfactory:tiny", 3)
+    files = [tiny / "images" / row["path"] for row in rows]
+    expected = decided(fdbd.load("guard.safetensors", model), wide, files)
+    assert_rows_are(rows, expected)
+    result("export", "guard.safetensors", "--model", "tinyfactory:tiny")
+    session = onnxruntime.InferenceSession("guard.onnx", providers=["CPUExecutionProvider"])
+    images = wide([np.asarray(Image.open(file)) for file in files]).numpy()
+    assert session.run(["label"], {"images": images})[0].tolist() == expected.labels.tolist()
+
+
 def test_a_checkpoint_is_found_again_checked_and_may_move(tiny, run, result) -> None:
     pytest.importorskip("torchvision")
     torch.manual_seed(1)

@@ -22,7 +22,7 @@ def test_every_public_network_says_where_it_comes_from(network: public.PublicNet
     assert len(network.sha256) == 64
     assert network.file
     assert network.source
-    assert Preprocess.preset(network.preprocess).size >= 32
+    assert Preprocess.preset(network.preprocess).longest_side >= 32
 
 
 @pytest.fixture

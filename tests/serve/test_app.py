@@ -18,7 +18,9 @@ from PIL import Image
 import fdbd
 from fdbd.core.pixels import decode
 from fdbd.core.preprocessing import Preprocess
+from fdbd.decision.guard_file import OpenedGuard
 from fdbd.serve.settings import Settings
+from fdbd.serve.torch_backend import TorchBackend
 
 from .conftest import app_of, client_of
 
@@ -66,6 +68,17 @@ def test_an_image_as_raw_bytes_or_multipart_gets_the_guards_own_decision(
         assert found["score"] == pytest.approx(float(decision.scores[0]), rel=1e-5)
         assert found["p_value"] == pytest.approx(float(decision.p_values[0]))
         assert found["is_ood"] == bool(decision.is_ood[0])
+
+
+def test_a_guard_of_rectangles_answers_about_images_of_any_shape(image_guard) -> None:
+    wide = Preprocess((SIDE, 2 * SIDE))
+    backend = TorchBackend(OpenedGuard(image_guard, wide, NAMES))
+    with client_of(app_of(backend)) as client:
+        tensor = client.get("/v2/models/guard").json()["inputs"][0]
+        assert tensor["shape"] == [-1, 3, SIDE, 2 * SIDE]
+        found = client.post("/decide", content=png()).json()
+    decision = image_guard(wide([decode(png())]))
+    assert found["score"] == pytest.approx(float(decision.scores[0]), rel=1e-5)
 
 
 def test_an_explanation_names_the_nearest_boundaries_in_order(image_client, image_guard) -> None:

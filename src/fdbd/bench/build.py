@@ -77,7 +77,8 @@ def benchmark_of(
     named, preprocess = network_of(config, device=device, trust=trust)
     classifier = Classifier(named.model, config.head, autocast=autocast)
     head = classifier.head.cpu()
-    opened = open_sets(config, preprocess.size, say).with_classes(head, named)
+    opened = open_sets(config, preprocess.longest_side, say).with_classes(head, named)
+    sides = (preprocess.height, preprocess.width)
     passes = _Passes(classifier, preprocess, cache or FeatureCache(), config, say, stage)
     train = passes.features(opened.train, f"{opened.train.name} (train)")
     test = passes.features(opened.test, f"{opened.test.name} (test)")
@@ -103,7 +104,7 @@ def benchmark_of(
         groups=_available_groups(config, opened.ood, say),
         title=config.title or f"{config.model} on {config.id}",
         notes=notes,
-        forward=lambda size: measure_forward(classifier, preprocess.size, size),
+        forward=lambda size: measure_forward(classifier, sides, size),
         positive=config.positive,
         warnings=_warnings_of(config, named),
         class_names=named.class_names or opened.test.classes,
@@ -287,7 +288,8 @@ class _Passes:
     def batch_size(self) -> int:
         """The config's, or the one that a short trial found best."""
         if self._batch_size is None:
-            self._batch_size = choose_batch_size(self.classifier, self.preprocess.size)
+            sides = (self.preprocess.height, self.preprocess.width)
+            self._batch_size = choose_batch_size(self.classifier, sides)
         return self._batch_size
 
     def features(self, images: Images, title: str) -> CachedFeatures:

@@ -447,7 +447,7 @@ def _extract(
             failures: list[Failure] = []
             for batch in itertools.islice(prepared, len(spans_of_shard)):
                 failures += batch.failures
-                parts.append(_forward(classifier, batch.inputs, preprocess.size))
+                parts.append(_forward(classifier, batch.inputs, preprocess))
                 done += len(batch.rows)
                 report(done, len(images))
             arrays = {}
@@ -456,12 +456,12 @@ def _extract(
             yield arrays, failures
 
 
-def _forward(classifier: Classifier, inputs: Tensor, size: int) -> Arrays:
+def _forward(classifier: Classifier, inputs: Tensor, preprocess: Preprocess) -> Arrays:
     """The features and layers of a batch."""
     count = len(inputs)
     if not count:
         # One image all the same, for the number of features.
-        inputs = torch.zeros(1, 3, size, size)
+        inputs = torch.zeros(1, 3, preprocess.height, preprocess.width)
     with torch.inference_mode():
         batch = classifier(inputs)
     if batch.features.ndim != 2 or len(batch.features) != len(inputs):

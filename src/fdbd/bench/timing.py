@@ -47,21 +47,25 @@ def time_score(
 
 
 def measure_forward(
-    network: Classifier, side: int, batch_size: int, budget: float = 0.5, fewest: int = 3
+    network: Classifier,
+    sides: tuple[int, int],
+    batch_size: int,
+    budget: float = 0.5,
+    fewest: int = 3,
 ) -> Latency:
-    """Time the network's forward pass on images of zeros, (3, side, side) each, on its device,
+    """Time the network's forward pass on images of zeros of this height and width, on its device,
     for about `budget` seconds and at least `fewest` calls."""
-    images = torch.zeros(batch_size, 3, side, side, device=device_of(network.model))
+    images = torch.zeros(batch_size, 3, *sides, device=device_of(network.model))
     return Latency.from_calls(batch_size, timed(network, [images], batch_size, budget, fewest))
 
 
-def choose_batch_size(network: Classifier, side: int) -> int:
+def choose_batch_size(network: Classifier, sides: tuple[int, int]) -> int:
     """Images per forward pass: the fastest per image of a few sizes, each tried once after a
     warm-up. A larger one is not tried if the last was no gain, so that slow networks are not held
     up."""
-    best = measure_forward(network, side, TRIED_BATCH_SIZES[0], budget=0, fewest=2)
+    best = measure_forward(network, sides, TRIED_BATCH_SIZES[0], budget=0, fewest=2)
     for size in TRIED_BATCH_SIZES[1:]:
-        timing = measure_forward(network, side, size, budget=0, fewest=2)
+        timing = measure_forward(network, sides, size, budget=0, fewest=2)
         if timing.median > 0.95 * best.median:
             break
         best = timing

@@ -147,8 +147,8 @@ def _noise(opened: OpenedGuard) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         width = opened.guard.detector.head.num_features
         return torch.randn(ROWS, width, generator=generator).abs()
-    size = opened.preprocess.size
-    pixels = np.random.default_rng(0).integers(0, 256, (ROWS, size, size, 3), np.uint8)
+    shape = (ROWS, opened.preprocess.height, opened.preprocess.width, 3)
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     return opened.preprocess(pixels).clone()
 
 

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,18 +28,19 @@ INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize, crop, normalise: ``(image / scale − mean) / std``, as float32 (N, 3, size, size).
+    """Resize, crop, normalise: ``(image / scale − mean) / std``, as float32 (N, 3, height, width).
 
     Resizing is Pillow's, so the result is that of torchvision's Resize and CenterCrop on a Pillow
     image.
 
     Args:
-        size: height and width of the result, in pixels.
+        size: side of the result in pixels, or its height and width: ``224`` or ``(48, 64)``.
         mean, std: one number per channel, in units of the scaled image.
-        resize: side in pixels that the short side is brought to before the crop; None: `size`.
-        crop: ``"centre"`` cuts the centre square; ``"tf"`` cuts the centre size/(size + 32) of the
-            short side first and resizes that (EfficientNet); ``"none"`` resizes both sides to
-            `size`, whatever the aspect.
+        resize: side in pixels that the short side is brought to before the crop; None: as small as
+            the crop allows.
+        crop: ``"centre"`` cuts out the centre; ``"tf"`` cuts the centre size/(size + 32) of the
+            short side first and resizes that (EfficientNet), for squares alone; ``"none"`` resizes
+            both sides to `size`, whatever the aspect.
         interpolation: a Pillow filter: nearest, box, bilinear, hamming, bicubic or lanczos.
         scale: what the pixel values 0 to 255 are divided by.
         draft: decode JPEG files that are much larger than needed at a half, quarter or eighth of
@@ -50,11 +52,13 @@ class Preprocess:
     >>> preprocess = Preprocess.preset("imagenet")
     >>> preprocess(np.zeros((1, 300, 400, 3), dtype=np.uint8)).shape
     torch.Size([1, 3, 224, 224])
+    >>> Preprocess((48, 64), crop="none")(np.zeros((1, 300, 400, 3), dtype=np.uint8)).shape
+    torch.Size([1, 3, 48, 64])
     >>> Preprocess.from_dict(preprocess.to_dict()) == preprocess
     True
     """
 
-    size: int
+    size: int | tuple[int, int]
     mean: Channels = (0.0, 0.0, 0.0)
     std: Channels = (1.0, 1.0, 1.0)
     resize: int | None = None
@@ -64,19 +68,19 @@ class Preprocess:
     draft: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _checked_size(self.size))
         for name in ("mean", "std"):
-            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
-        # This form refuses NaN, too.
-        if not self.size >= 1:
-            raise ValueError(f"size is {self.size}, expected at least 1 pixel")
-        side = max(self.size, self.resize or 0)
-        if side * side > MAX_PIXELS:
+            object.__setattr__(self, name, _checked_channels(name, getattr(self, name)))
+        if self.resize is not None and not _is_whole(self.resize):
+            raise ValueError(f"resize is {self.resize!r}, expected a whole number of pixels")
+        if not isinstance(self.scale, Real):
+            raise ValueError(f"scale is {self.scale!r}, expected a number")
+        resize = self.resize or 0
+        height = max(self.height, resize)
+        width = max(self.width, resize)
+        if height * width > MAX_PIXELS:
             raise ValueError(
-                f"images of {side} × {side} pixels have more than the limit of {MAX_PIXELS:,}"
-            )
-        if len(self.mean) != 3 or len(self.std) != 3:
-            raise ValueError(
-                f"mean and std have {len(self.mean)} and {len(self.std)} numbers, expected 3 each"
+                f"images of {width} × {height} pixels have more than the limit of {MAX_PIXELS:,}"
             )
         if not all(map(math.isfinite, (*self.mean, *self.std, self.scale))):
             raise ValueError(
@@ -91,9 +95,29 @@ class Preprocess:
         _expect_one_of("interpolation", self.interpolation, INTERPOLATIONS)
         if not isinstance(self.draft, bool):
             raise ValueError(f"draft is {self.draft!r}, expected true or false")
-        if self.resize is not None and (self.crop != "centre" or self.resize < self.size):
+        if self.crop == "tf" and self.height != self.width:
+            raise ValueError(f"crop 'tf' makes squares, and size is {self.size}: give one number")
+        if self.resize is not None and (self.crop != "centre" or self.resize < self.longest_side):
             what = f"resize is {self.resize} with crop {self.crop!r}"
-            raise ValueError(f"{what}, expected crop 'centre' and at least size {self.size}")
+            raise ValueError(
+                f"{what}, expected crop 'centre' and at least size {self.longest_side}"
+            )
+
+    @property
+    def height(self) -> int:
+        """Of the result, in pixels."""
+        return self.size if isinstance(self.size, int) else self.size[0]
+
+    @property
+    def width(self) -> int:
+        """Of the result, in pixels."""
+        return self.size if isinstance(self.size, int) else self.size[1]
+
+    @property
+    def longest_side(self) -> int:
+        """The larger of height and width. An image of at least this many pixels on both sides is
+        never enlarged."""
+        return max(self.height, self.width)
 
     @classmethod
     def preset(cls, name: str) -> Preprocess:
@@ -112,6 +136,10 @@ class Preprocess:
         if unknown:
             raise ValueError(
                 f"preprocessing has no {', '.join(unknown)}, expected {', '.join(sorted(known))}"
+            )
+        if "size" not in values:
+            raise ValueError(
+                "preprocessing has no size, expected that of the network's input, in pixels"
             )
         return cls(**values)
 
@@ -156,24 +184,23 @@ class Preprocess:
         if not self.draft:
             return None
         if self.crop == "tf":
-            return 2 * (self.size + 32)
-        short = self.size if self.resize is None else self.resize
-        return 2 * short
+            return 2 * (self.longest_side + 32)
+        return 2 * (self.resize or self.longest_side)
 
     def fit(self, image: Pixels | Picture) -> Pixels:
-        """One image (H, W, 3) to (size, size, 3), still uint8. A long and narrow one that has more
-        than MAX_PIXELS when its short side is brought to size is an ImageError."""
+        """One image (H, W, 3) to (height, width, 3), still uint8. A long and narrow one that has
+        more than MAX_PIXELS when its short side is brought to size is an ImageError."""
         picture = image if isinstance(image, Picture) else Picture.from_pixels(image)
         height = picture.height
         width = picture.width
-        size = self.size
+        wanted = (self.height, self.width)
         if self.crop == "tf":
-            side = max(1, int(size / (size + 32) * min(height, width)))
+            side = self._tf_side(height, width)
             top = (height - side + 1) // 2
             left = (width - side + 1) // 2
-            return picture.resized(top, left, (side, side), (size, size), self.interpolation)
+            return picture.resized(top, left, (side, side), wanted, self.interpolation)
         if self.crop == "none":
-            return picture.resized(0, 0, (height, width), (size, size), self.interpolation)
+            return picture.resized(0, 0, (height, width), wanted, self.interpolation)
         target = self._resized(height, width)
         if target[0] * target[1] > MAX_PIXELS:
             raise ImageError(
@@ -181,9 +208,9 @@ class Preprocess:
                 f"{min(target)}, more than the limit of {MAX_PIXELS:,}"
             )
         resized = picture.resized(0, 0, (height, width), target, self.interpolation)
-        top = round((resized.shape[0] - size) / 2)
-        left = round((resized.shape[1] - size) / 2)
-        return resized[top : top + size, left : left + size]
+        top = round((resized.shape[0] - self.height) / 2)
+        left = round((resized.shape[1] - self.width) / 2)
+        return resized[top : top + self.height, left : left + self.width]
 
     def unfit(self, mask: Pixels, height: int, width: int, unseen: int = 0) -> Pixels:
         """A map (h, w) of the model's input, of any resolution, as one of the whole picture
@@ -198,12 +225,12 @@ class Preprocess:
         seen_height = height
         seen_width = width
         if self.crop == "tf":
-            seen_height = max(1, int(self.size / (self.size + 32) * min(height, width)))
+            seen_height = self._tf_side(height, width)
             seen_width = seen_height
         elif self.crop == "centre":
             resized_height, resized_width = self._resized(height, width)
-            seen_height = max(1, round(self.size / resized_height * height))
-            seen_width = max(1, round(self.size / resized_width * width))
+            seen_height = max(1, round(self.height / resized_height * height))
+            seen_width = max(1, round(self.width / resized_width * width))
         rows = _nearest(mask.shape[0], seen_height)
         columns = _nearest(mask.shape[1], seen_width)
         found = np.full((height, width), unseen, np.uint8)
@@ -214,42 +241,51 @@ class Preprocess:
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         """Height and width before the centre is cut out."""
-        short = self.size if self.resize is None else self.resize
-        if height <= width:
-            return short, int(short * width / height)
-        return int(short * height / width), short
+        if self.resize is not None:
+            if height <= width:
+                return self.resize, int(self.resize * width / height)
+            return int(self.resize * height / width), self.resize
+        # As small as it can be and still cover the result.
+        is_wider = height * self.width <= width * self.height
+        if is_wider:
+            return self.height, int(self.height * width / height)
+        return int(self.width * height / width), self.width
+
+    def _tf_side(self, height: int, width: int) -> int:
+        """The side of the square that ``crop="tf"`` cuts out of a picture."""
+        return max(1, int(self.height / (self.height + 32) * min(height, width)))
 
     def memory_needed(self, width: int, height: int) -> int:
         """Bytes that preparing one image of this size takes at most, beside its own pixels."""
         if self.crop == "centre":
             new_height, new_width = self._resized(height, width)
         else:
-            new_height = self.size
-            new_width = self.size
+            new_height = self.height
+            new_width = self.width
         # Pillow's copy and its result have four bytes per pixel, the array has three. A filter
         # works first along one side, which leaves an image of one old and one new side.
         between = height * new_width
         resized = new_height * new_width
-        row = 3 * self.size * self.size
+        row = 3 * self.height * self.width
         return 4 * (width * height + between) + 7 * resized + row * (1 + 2 * 4)
 
     def normalise(self, images: Pixels) -> Tensor:
-        """What `fit` has made, (N, size, size, 3) uint8, to (N, 3, size, size) float32."""
+        """What `fit` has made, (N, height, width, 3) uint8, to (N, 3, height, width) float32."""
         # Here, so that a program that serves an ONNX graph does without it.
         import torch
 
         return torch.from_numpy(self._planes(images))
 
     def array(self, images: Iterable[Pixels]) -> NDArray[np.float32]:
-        """uint8 images (H, W, 3) of any sizes to (N, 3, size, size) float32, without torch."""
+        """uint8 images (H, W, 3) of any sizes to (N, 3, height, width) float32, without torch."""
         fitted = [self.fit(image) for image in images]
         if not fitted:
-            return self._planes(np.empty((0, self.size, self.size, 3), np.uint8))
+            return self._planes(np.empty((0, self.height, self.width, 3), np.uint8))
         return self._planes(np.stack(fitted))
 
     def __call__(self, images: Pixels | Tensor | Iterable[Pixels]) -> Tensor:
-        """uint8 images, as one array (N, H, W, 3) or arrays (H, W, 3) of any sizes, to (N, 3, size,
-        size) float32."""
+        """uint8 images, as one array (N, H, W, 3) or arrays (H, W, 3) of any sizes, to (N, 3,
+        height, width) float32."""
         import torch
 
         if not isinstance(images, np.ndarray) and hasattr(images, "numpy"):
@@ -270,6 +306,35 @@ class Preprocess:
         planes *= factor.astype(np.float32)[:, None, None]
         planes += offset.astype(np.float32)[:, None, None]
         return planes
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _checked_size(size: Any) -> int | tuple[int, int]:
+    """One side of a square, or height and width; ValueError if it is neither."""
+    sides = list(size) if isinstance(size, (list, tuple)) else [size, size]
+    if len(sides) != 2 or not all(map(_is_whole, sides)):
+        raise ValueError(
+            f"size is {size!r}, expected a whole number of pixels, or height and width as in "
+            "[48, 64]"
+        )
+    if min(sides) < 1:
+        raise ValueError(f"size is {size!r}, expected at least 1 pixel")
+    height, width = map(int, sides)
+    return height if height == width else (height, width)
+
+
+def _checked_channels(name: str, values: Any) -> Channels:
+    """One number for each of the three channels."""
+    try:
+        numbers = tuple(map(float, values))
+    except (TypeError, ValueError):
+        numbers = ()
+    if len(numbers) != 3:
+        raise ValueError(f"{name} is {values!r}, expected three numbers, one per channel")
+    return numbers
 
 
 def _expect_one_of(name: str, value: str, known: tuple[str, ...]) -> None:

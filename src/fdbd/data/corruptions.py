@@ -48,8 +48,9 @@ def _draws(*key: int) -> Draw:
 
 
 def corrupt(images: Pixels, corruption: str, severity: int, *, seed: int = 0) -> Pixels:
-    """Corrupts square images (N, side, side, 3), uint8, by one of `CORRUPTIONS` at a severity from
-    1 (weak) to 5; the result has the same form.
+    """Corrupts images (N, H, W, 3), uint8, by one of `CORRUPTIONS` at a severity from 1 (weak) to
+    5; the result has the same form. Images that are not square are mirrored at their edges to
+    squares, which are corrupted, and cut out again.
 
     The same seed gives the same result, and the first images the same whether or not more follow.
     The strengths are those of CIFAR-10-C, meant for 32 × 32.
@@ -58,28 +59,29 @@ def corrupt(images: Pixels, corruption: str, severity: int, *, seed: int = 0) ->
     >>> round(float(corrupt(grey, "gaussian_noise", 3).std() / 255), 2)
     0.08
     """
-    if (
-        images.dtype != np.uint8
-        or images.ndim != 4
-        or images.shape[3] != 3
-        or images.shape[1] != images.shape[2]
-    ):
-        raise ValueError(
-            f"images are {images.dtype} {images.shape}, expected uint8 (N, side, side, 3)"
-        )
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise ValueError(f"images are {images.dtype} {images.shape}, expected uint8 (N, H, W, 3)")
     if corruption not in CORRUPTIONS:
         raise ValueError(
             f"no corruption is called {corruption!r}, expected one of {', '.join(CORRUPTIONS)}"
         )
     if severity not in SEVERITIES:
         raise ValueError(f"severity is {severity}, expected 1 to 5")
+    height, width = images.shape[1:3]
+    side = max(height, width)
+    top = (side - height) // 2
+    left = (side - width) // 2
+    bottom = side - height - top
+    right = side - width - left
+    edges = ((0, 0), (top, bottom), (left, right), (0, 0))
     result = np.empty_like(images)
     for start in range(0, len(images), _BLOCK):
-        block = images[start : start + _BLOCK]
+        block = np.pad(images[start : start + _BLOCK], edges, mode="symmetric")
         draw = _draws(seed, CORRUPTIONS.index(corruption), severity, start)
         out = _FUNCTIONS[corruption](block / 255.0, severity - 1, draw)
+        inner = out[:, top : top + height, left : left + width]
         # Truncated, not rounded, as in the published files.
-        result[start : start + _BLOCK] = (np.clip(out, 0, 1) * 255).astype(np.uint8)
+        result[start : start + _BLOCK] = (np.clip(inner, 0, 1) * 255).astype(np.uint8)
     return result
 
 

@@ -26,7 +26,7 @@ class Failure(NamedTuple):
 
 
 Decoded: TypeAlias = tuple[Pixels, list[Failure]]
-"""Images (n, size, size, 3) of some rows, and the rows that could not be decoded."""
+"""Images (n, height, width, 3) of some rows, and the rows that could not be decoded."""
 
 
 def decode_rows(
@@ -34,7 +34,7 @@ def decode_rows(
 ) -> Decoded:
     """These images, cropped to the network's size; an ImageError or a lack of memory becomes a
     failure."""
-    images = np.empty((len(rows), preprocess.size, preprocess.size, 3), np.uint8)
+    images = np.empty((len(rows), preprocess.height, preprocess.width, 3), np.uint8)
     failures: list[Failure] = []
     count = 0
     for row in rows:

@@ -77,7 +77,7 @@ class Stressed(NamedTuple):
     missed: float
     """Share whose predicted class changed and that were not flagged."""
     picture: Pixels
-    """The first image, (side, side, 3)."""
+    """The first image, (height, width, 3)."""
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers by name, without the picture."""
@@ -164,13 +164,13 @@ def stress_files(
     images = open_rows(data, split)
     if not isinstance(images, Images):
         raise ValueError(f"{data!r} are features, expected images")
-    squares, errors = _read_squares(images, opened.preprocess, clean)
-    few = squares[: min(count, len(squares))]
+    pictures, errors = _read_images(images, opened.preprocess, clean)
+    few = pictures[: min(count, len(pictures))]
     trial = _Trial(opened, batch_size)
-    total = len(squares) + len(few) * (1 + len(corruptions) * len(SEVERITIES)) + count * len(KINDS)
+    total = len(pictures) + len(few) * (1 + len(corruptions) * len(SEVERITIES)) + count * len(KINDS)
     with Bar("stress", total, enabled=progress) as bar:
         trial.bar = bar
-        flags = trial.decide(squares).is_ood.cpu().numpy()
+        flags = trial.decide(pictures).is_ood.cpu().numpy()
         labels = trial.decide(few).labels
         kinds = tuple(_kinds(trial, few, labels, count, seed))
         found = tuple(_corruptions(trial, few, labels, corruptions, seed))
@@ -181,7 +181,7 @@ def stress_files(
         expected=threshold.expected_rate,
         guarantee=threshold.guarantee,
         clean=Share.from_flags(flags),
-        clean_picture=squares[0],
+        clean_picture=pictures[0],
         kinds=kinds,
         corruptions=found,
         errors=tuple(errors),
@@ -189,7 +189,7 @@ def stress_files(
 
 
 class _Trial:
-    """A guard that decides on square images of its network's size."""
+    """A guard that decides on images of its network's size."""
 
     def __init__(self, opened: OpenedGuard, batch_size: int) -> None:
         assert opened.preprocess is not None
@@ -199,11 +199,11 @@ class _Trial:
         self.bar: Bar | None = None
         self.done = 0
 
-    def decide(self, squares: Pixels) -> Decision:
-        """The decision on images (N, side, side, 3)."""
+    def decide(self, pictures: Pixels) -> Decision:
+        """The decision on images (N, height, width, 3)."""
         parts = []
-        for start in range(0, len(squares), self.batch_size):
-            batch = squares[start : start + self.batch_size]
+        for start in range(0, len(pictures), self.batch_size):
+            batch = pictures[start : start + self.batch_size]
             parts.append(self.guard(self.preprocess.normalise(batch)))
             self.done += len(batch)
             if self.bar is not None:
@@ -211,10 +211,10 @@ class _Trial:
         return Decision(*(torch.cat(values) for values in zip(*parts)))
 
     def stressed(
-        self, name: str, severity: int | None, squares: Pixels, clean_labels: torch.Tensor
+        self, name: str, severity: int | None, pictures: Pixels, clean_labels: torch.Tensor
     ) -> Stressed:
         """What the guard makes of changed images, whose clean ones have these predicted classes."""
-        decision = self.decide(squares)
+        decision = self.decide(pictures)
         has_changed = decision.labels != clean_labels
         is_missed = has_changed & ~decision.is_ood
         return Stressed(
@@ -223,36 +223,36 @@ class _Trial:
             Share.from_flags(decision.is_ood.cpu().numpy()),
             has_changed.float().mean().item(),
             is_missed.float().mean().item(),
-            squares[0],
+            pictures[0],
         )
 
 
 def _kinds(
-    trial: _Trial, squares: Pixels, labels: torch.Tensor, count: int, seed: int
+    trial: _Trial, pictures: Pixels, labels: torch.Tensor, count: int, seed: int
 ) -> Iterator[Stressed]:
     for name in KINDS:
         # One kind at a time, of the same images each: fewer are in memory.
-        images = torch.from_numpy(squares).permute(0, 3, 1, 2).float()
+        images = torch.from_numpy(pictures).permute(0, 3, 1, 2).float()
         black = torch.zeros(1, 3, 1, 1)
         made = make_kinds(images, count, [name], limits=(black, black + 255), seed=seed)[name]
         pixels = made.round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
-        rows = torch.arange(count) % len(squares)
+        rows = torch.arange(count) % len(pictures)
         yield trial.stressed(name, None, pixels, labels[rows.to(labels.device)])
 
 
 def _corruptions(
-    trial: _Trial, squares: Pixels, labels: torch.Tensor, names: Sequence[str], seed: int
+    trial: _Trial, pictures: Pixels, labels: torch.Tensor, names: Sequence[str], seed: int
 ) -> Iterator[Stressed]:
     for name in names:
         for severity in SEVERITIES:
-            corrupted = corrupt(squares, name, severity, seed=seed)
+            corrupted = corrupt(pictures, name, severity, seed=seed)
             yield trial.stressed(name, severity, corrupted, labels)
 
 
-def _read_squares(images: Images, preprocess: Preprocess, most: int) -> tuple[Pixels, list[str]]:
-    """Images that can be read, spread evenly over the set, (N, side, side, 3), and why others
+def _read_images(images: Images, preprocess: Preprocess, most: int) -> tuple[Pixels, list[str]]:
+    """Images that can be read, spread evenly over the set, (N, height, width, 3), and why others
     cannot."""
-    squares = []
+    pictures = []
     errors = []
     for row in spread_evenly(min(most, len(images)), len(images)).tolist():
         try:
@@ -261,9 +261,9 @@ def _read_squares(images: Images, preprocess: Preprocess, most: int) -> tuple[Pi
             else:
                 # A slice, for an array may lie in a file that gives nothing else.
                 pixels = images.images[row : row + 1][0]
-            squares.append(preprocess.fit(pixels))
+            pictures.append(preprocess.fit(pixels))
         except ImageError as error:
             errors.append(one_line(error))
-    if not squares:
+    if not pictures:
         raise ValueError(f"{images.source} has no image that can be read; the first: {errors[0]}")
-    return np.stack(squares), errors
+    return np.stack(pictures), errors

@@ -205,8 +205,8 @@ def _gives_maps(guard: Guard, preparation: Preparation | None) -> bool:
         return False
     if not classifier.may_give_maps:
         return False
-    size = preparation.size
-    noise = np.random.default_rng(0).integers(0, 256, (1, size, size, 3), np.uint8)
+    shape = (1, preparation.height, preparation.width, 3)
+    noise = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     with torch.inference_mode():
         return classifier(preparation.normalise(noise)).grid is not None
 
@@ -533,7 +533,7 @@ class Loader:
                 yield inputs[mask], labels
 
     def _read_label_maps(self, numbers: NDArray[np.int64]) -> torch.Tensor:
-        """(N, size, size) classes of the pixels of these images."""
+        """(N, height, width) classes of the pixels of these images."""
         assert self.label_maps is not None
         assert isinstance(self.preparation, Preprocess)
         maps = []

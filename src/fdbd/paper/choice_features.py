@@ -206,7 +206,7 @@ def _extract(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> 
     classifier = Classifier(named.model)
     head = classifier.head
     # A run that is stopped loses one shard at most: few of the images that take long.
-    cache = FeatureCache(shard_rows=256 if own.size > 64 else 2048)
+    cache = FeatureCache(shard_rows=256 if own.longest_side > 64 else 2048)
 
     def features(images: Images, preprocess: Preprocess = own) -> FeatureSet:
         say(f"{entry.title}: {images.name}, {len(images):,} images")
@@ -215,7 +215,7 @@ def _extract(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> 
     def dataset(name: str, split: str, limit: int | None = None) -> Images:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".* has .* of .* images")
-            return load(name, split, limit=limit, for_size=own.size)
+            return load(name, split, limit=limit, for_size=own.longest_side)
 
     training = dataset(entry.id, "train", sizes.train).as_classes(head.num_classes)
     fresh = dataset(entry.id, "test").as_classes(head.num_classes)

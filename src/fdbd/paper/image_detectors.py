@@ -112,7 +112,7 @@ def _guard(model: EvaluatedModel, name: str) -> Guard:
 def _fit(guard: Guard, model: EvaluatedModel, limit: int | None) -> None:
     _, preprocess = model.network
     count = limit or len(model.benchmark.train)
-    train = load(model.config.train, "train", limit=count, for_size=preprocess.size)
+    train = load(model.config.train, "train", limit=count, for_size=preprocess.longest_side)
     batches = _batches(train, model)
     if guard.detector.needs.passes == 0:
         # Nothing is learnt from the samples: one batch tells the widths of features and logits.

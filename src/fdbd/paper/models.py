@@ -66,7 +66,7 @@ class EvaluatedModel:
         limit = len(features) if self.config.limit is None else self.config.limit
         sources = {self.benchmark.test.name: self.config.id, **self.config.ood}
         _, preprocess = self.network
-        images = load(sources[features.name], "test", limit=limit, for_size=preprocess.size)
+        images = load(sources[features.name], "test", limit=limit, for_size=preprocess.longest_side)
         return images.subset(np.arange(0, len(features), step))
 
     def standings(self) -> dict[str, Standing]:

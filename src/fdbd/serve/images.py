@@ -168,7 +168,7 @@ class ImageDecoder:
         """The image, or None if it is large. What can be refused by its header is refused."""
         _refuse_many_texts(content)
         with open_image(_Content(content), name="the image", formats=FORMATS) as image:
-            self._reduce(image, preprocess.size)
+            self._reduce(image, preprocess.longest_side)
             self._check_size(image)
             width, height = image.size
             if max(width * height, tile_pixels(image)) > _LARGE_PIXELS:
@@ -179,7 +179,7 @@ class ImageDecoder:
         self, content: bytes, preprocess: Preprocess, row_shape: tuple[int, ...]
     ) -> DecodedImage:
         with open_image(_Content(content), name="the image", formats=FORMATS) as image:
-            self._reduce(image, preprocess.size)
+            self._reduce(image, preprocess.longest_side)
             return self._decode_opened(image, content, preprocess, row_shape)
 
     def _decode_opened(

@@ -311,8 +311,8 @@ def _decoded(
             images.append(preprocess.fit(pixels))
         except (ImageError, MemoryError) as error:
             errors[row] = str(error) or "there is not enough memory to prepare it"
-    size = preprocess.size
-    array = np.array(images, np.uint8).reshape(-1, size, size, 3)
+    shape = (-1, preprocess.height, preprocess.width, 3)
+    array = np.array(images, np.uint8).reshape(shape)
     return preprocess.normalise(array), errors
 
 
