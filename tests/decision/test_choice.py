@@ -346,6 +346,24 @@ def test_kinds_for_a_guard_without_a_model_are_batches_of_features() -> None:
         chosen.calibrate([fdbd.Batch(torch.rand(100, 8))])
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kinds": 3}, "kinds is 3, expected a function"),
+        ({"pool": "fdbd"}, "expected a list of names"),
+        ({"pool": ["fdbd"]}, "fewer than two"),
+        ({"pool": ["fdbd", "knn", "fdbd"]}, "'fdbd' more than once"),
+        ({"held_out": 29}, "at least 30"),
+        ({"held_out": 50.5}, "held_out is 50.5"),
+        ({"per_kind": 0}, "per_kind is 0"),
+        ({"beta": -1}, "beta"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_at_once(options, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        fdbd.Auto(**options)
+
+
 def test_auto_says_what_is_missing() -> None:
     chosen = fdbd.Guard(make_model(), fdbd.Auto(pool=SMALL_POOL))
     with pytest.raises(fdbd.NotFittedError, match=r"guard\.fit"):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Head, Inputs
-from fdbd.core.configuration import Passes
+from fdbd.core.configuration import Passes, at_least_one
 from fdbd.decision.choice_rule import (
     BETA,
     EQUAL_POOL,
@@ -89,14 +89,30 @@ class Auto:
             object.__setattr__(self, "budget", Budget())
         if not isinstance(self.budget, Budget):
             raise TypeError(f"budget is {self.budget!r}, expected words, an fdbd.Budget or None")
+        says_how = callable(self.kinds) or isinstance(self.kinds, Mapping)
+        if self.kinds is not None and not says_how:
+            raise TypeError(
+                f"kinds is {self.kinds!r}, expected a function of the held-out samples that "
+                "returns samples by kind, or a dict of them"
+            )
         if not 0 <= self.beta < float("inf"):
             raise ValueError(f"beta is {self.beta}, expected a number from 0")
-        if self.held_out < FEWEST:
-            raise ValueError(f"held_out is {self.held_out}, expected at least {FEWEST} samples")
-        if self.per_kind < 1:
-            raise ValueError(f"per_kind is {self.per_kind}, expected at least 1")
-        if self.pool is not None and len(self.pool) < 2:
+        held_out = at_least_one("held_out", self.held_out, f"a number of samples from {FEWEST}")
+        if held_out < FEWEST:
+            raise ValueError(f"held_out is {held_out}, expected at least {FEWEST} samples")
+        at_least_one("per_kind", self.per_kind, "at least 1")
+        self._check_pool()
+
+    def _check_pool(self) -> None:
+        if self.pool is None:
+            return
+        if isinstance(self.pool, str):
+            raise ValueError(f"pool is {self.pool!r}, expected a list of names of detectors")
+        if len(self.pool) < 2:
             raise ValueError("the pool has fewer than two detectors: name the one as the detector")
+        twice = [name for name in self.pool if list(self.pool).count(name) > 1]
+        if twice:
+            raise ValueError(f"the pool has {twice[0]!r} more than once: name each detector once")
 
     @property
     def limits(self) -> Budget:
