@@ -235,6 +235,28 @@ def test_shared_features_give_the_same_results(tmp_path: Path, results: Results)
     assert right == pytest.approx(results.setting.accuracy)
 
 
+def test_the_card_of_shared_features_names_every_file(tmp_path: Path) -> None:
+    folder = share(make(), tmp_path / "shared")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    names = [file.name for file in folder.glob("*.npz")]
+    assert "validation.npz" in names
+    assert "ood-validation.npz" in names
+    assert all(f"`{name}`" in card for name in names)
+
+
+def test_metrics_that_the_data_do_not_allow_give_way_to_the_usual_ones(
+    tmp_path: Path, capsys
+) -> None:
+    folder = share(make(shifted=[]), tmp_path / "shared")
+    code, out, err = run(
+        capsys, "bench", folder, "--detectors", "msp", "--metrics", "full_auroc", "--no-latency",
+        "--out", tmp_path / "out", "--format", "json",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "full_auroc cannot be given" in err
+    assert "AUROC" in out.partition("┡")[0].partition("┏")[2]
+
+
 def test_moments_and_grids_are_shared_too(tmp_path: Path) -> None:
     moments = ClassMoments(4, 6)
     whole = make()

@@ -12,6 +12,7 @@ import torch
 import fdbd
 from fdbd.bench import Benchmark, FeatureSet, default_detectors
 from fdbd.bench.rows import Latency
+from fdbd.bench.timing import choose_batch_size
 from fdbd.fitting.statistics import ClassMoments
 
 
@@ -214,3 +215,18 @@ def test_auto_without_validation_data_says_what_to_give(benchmark: Benchmark) ->
     results = without.run(latency=False)
     assert "auto" in results.setting.notes[-1]
     assert "auto" not in [row.name for row in results.rows]
+
+
+@pytest.mark.parametrize(("most", "limit"), [(5, 0), (12, 8), (40, 32)])
+def test_no_batch_is_tried_that_no_pass_will_fill(most: int, limit: int) -> None:
+    class Pooling(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            sizes.append(len(images))
+            return images.mean(dim=(2, 3))
+
+    sizes: list[int] = []
+    model = torch.nn.Sequential(Pooling(), torch.nn.Linear(3, 2)).eval()
+    classifier = fdbd.Classifier(model)
+    sizes.clear()
+    assert choose_batch_size(classifier, (8, 8), most) <= max(8, limit)
+    assert max(sizes, default=0) <= limit

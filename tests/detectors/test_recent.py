@@ -277,6 +277,20 @@ def test_grood_is_the_distance_between_gradients_of_the_nearest_mean_loss(
     np.testing.assert_allclose(scores_of("grood", **options), expected.numpy(), rtol=1e-7)
 
 
+def test_grood_of_features_far_from_zero_is_that_of_features_near_it() -> None:
+    # Powers of two, so that moving the features rounds none of them.
+    near = TRAIN._replace(features=(TRAIN.features * 256).round() / 256)
+    far = near._replace(features=(near.features + 1024).float())
+    weight = HEAD.weight.float()
+    # The same logits, so that the same training samples are predicted right.
+    logits = HEAD(near.features).float()
+    asked = (ASKED.features * 256).round() / 256
+    expected = fdbd.GROOD().fit(near._replace(logits=logits.double()), HEAD).score(Batch(asked))
+    detector = fdbd.GROOD().fit(far._replace(logits=logits), Head(weight))
+    found = detector.score(Batch((asked + 1024).float()))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-5)
+
+
 def test_grood_says_which_width_its_prototype_must_have() -> None:
     with pytest.raises(ValueError, match=f"prototype has 2 numbers, expected .* {WIDTH}"):
         fdbd.GROOD(prototype=[0.0, 1.0]).fit(TRAIN, HEAD)

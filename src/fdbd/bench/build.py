@@ -79,7 +79,15 @@ def benchmark_of(
     head = classifier.head.cpu()
     opened = open_sets(config, preprocess.longest_side, say).with_classes(head, named)
     sides = (preprocess.height, preprocess.width)
-    passes = _Passes(classifier, preprocess, cache or FeatureCache(), config, say, stage)
+    passes = _Passes(
+        classifier,
+        preprocess,
+        cache or FeatureCache(),
+        config,
+        say,
+        stage,
+        most_images=opened.most_images,
+    )
     train = passes.features(opened.train, f"{opened.train.name} (train)")
     test = passes.features(opened.test, f"{opened.test.name} (test)")
     validation = passes.features_if_any(opened.validation, "validation")
@@ -168,6 +176,12 @@ class OpenedSets:
     shifted: Mapping[str, Images] = field(default_factory=dict)
     is_whole: bool = True
     """Whether every set of the config is there."""
+
+    @property
+    def most_images(self) -> int:
+        """Images of the largest set."""
+        sets = [self.train, self.test, *self.ood.values(), *self.shifted.values()]
+        return max(len(images) for images in sets)
 
     def with_classes(self, head: Head, named: NamedModel) -> OpenedSets:
         """The same with labels of ID sets as class indices of the model."""
@@ -276,6 +290,7 @@ class _Passes:
         config: Config,
         say: Say,
         stage: Say | None,
+        most_images: int,
     ) -> None:
         self.classifier = classifier
         self.preprocess = preprocess
@@ -283,13 +298,14 @@ class _Passes:
         self.config = config
         self.say = say
         self.stage = stage
+        self.most_images = most_images
         self._batch_size = config.batch_size
 
     def batch_size(self) -> int:
         """The config's, or the one that a short trial found best."""
         if self._batch_size is None:
             sides = (self.preprocess.height, self.preprocess.width)
-            self._batch_size = choose_batch_size(self.classifier, sides)
+            self._batch_size = choose_batch_size(self.classifier, sides, self.most_images)
         return self._batch_size
 
     def features(self, images: Images, title: str) -> CachedFeatures:

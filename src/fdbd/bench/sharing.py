@@ -3,6 +3,7 @@ and a card for people."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,16 @@ def _card(benchmark: Benchmark, about: dict[str, Any]) -> str:
         "| file | set | samples |",
         "|---|---|---:|",
     ]
-    sets = {
+    sets: dict[str, Sequence[FeatureSet]] = {
         "train": [benchmark.train],
         "test": [benchmark.test],
         "ood": benchmark.ood,
         "shifted": benchmark.shifted,
     }
+    if benchmark.validation is not None:
+        sets["validation"] = [benchmark.validation]
+    if benchmark.ood_validation is not None:
+        sets["ood_validation"] = [benchmark.ood_validation]
     for role, members in sets.items():
         entries = about[role] if isinstance(about[role], list) else [about[role]]
         for entry, samples in zip(entries, members):

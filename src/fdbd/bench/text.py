@@ -357,7 +357,7 @@ def _table_caption(
     hidden: int,
 ) -> list[str]:
     lines = []
-    if top is None and count < len(columns):
+    if count < len(columns):
         lines.append(f"Left out at this width: {', '.join(_left_out(columns, count))}.")
     if hidden:
         lines.append(f"{hidden} further detectors are in the report and shown by --all.")

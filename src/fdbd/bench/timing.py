@@ -59,12 +59,17 @@ def measure_forward(
     return Latency.from_calls(batch_size, timed(network, [images], batch_size, budget, fewest))
 
 
-def choose_batch_size(network: Classifier, sides: tuple[int, int]) -> int:
+def choose_batch_size(network: Classifier, sides: tuple[int, int], most: int) -> int:
     """Images per forward pass: the fastest per image of a few sizes, each tried once after a
     warm-up. A larger one is not tried if the last was no gain, so that slow networks are not held
-    up."""
-    best = measure_forward(network, sides, TRIED_BATCH_SIZES[0], budget=0, fewest=2)
-    for size in TRIED_BATCH_SIZES[1:]:
+    up, nor one that is more than the `most` images of any pass."""
+    smallest, *larger = TRIED_BATCH_SIZES
+    if most <= smallest:
+        return smallest
+    best = measure_forward(network, sides, smallest, budget=0, fewest=2)
+    for size in larger:
+        if size > most:
+            break
         timing = measure_forward(network, sides, size, budget=0, fewest=2)
         if timing.median > 0.95 * best.median:
             break

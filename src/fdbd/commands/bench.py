@@ -350,7 +350,10 @@ def _show(
 
 
 def _available_metrics(results: Results, metrics: Sequence[str]) -> list[str]:
-    """The metrics that the data allow; a line names the others."""
+    """The metrics that the data allow, or the usual ones if these allow none; a line names the
+    others."""
+    from fdbd.bench.text import SHOWN
+
     known = [*results.metrics, *results.id_metrics]
     found = [metric for metric in metrics if metric in known]
     left_out = [metric for metric in metrics if metric not in known]
@@ -360,7 +363,7 @@ def _available_metrics(results: Results, metrics: Sequence[str]) -> list[str]:
             "predictions that are right, or covariate-shifted sets; there are "
             f"{', '.join(known)}"
         )
-    return found
+    return found or list(SHOWN)
 
 
 def compare(

@@ -105,7 +105,9 @@ class GROOD(Banked):
     def _gradients_of_block(self, features: Tensor) -> Tensor:
         from_outlier = features - self.outlier
         to_outlier: Tensor = torch.linalg.vector_norm(from_outlier, dim=1, keepdim=True)
-        to_means = squared_distances(features, self.class_means).sqrt()
+        # About the prototype, since squares of features far from 0 lose what tells means apart.
+        means = self.class_means - self.outlier
+        to_means = squared_distances(from_outlier, means).sqrt()
         logits = -torch.cat([to_means, to_outlier], dim=1)
         probability = logits.softmax(dim=1)[:, -1:]
         return probability * unit(from_outlier)
