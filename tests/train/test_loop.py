@@ -184,7 +184,7 @@ def test_tensorboard_log_or_the_pip_command(networks, data, tmp_path):
     ("changes", "message"),
     [
         ({"colour": 3}, "no such training option: colour"),
-        ({"objective": "triplet"}, "objective 'triplet' is none of cross_entropy, supcon, csi"),
+        ({"objective": "triplet"}, "objective 'triplet' is none of cross_entropy, several_labels"),
         ({"optimizer": "lion"}, "is none of sgd, adamw, lars"),
         ({"schedule": "bumpy"}, "schedule 'bumpy' is none of"),
         ({"epochs": 0}, "epochs must be positive, not 0"),
