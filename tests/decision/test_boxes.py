@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fdbd
-from fdbd.decision.boxes import BoxGuard, is_matched
+from fdbd.decision.boxes import CONFIDENT, BoxGuard, is_matched
 from fdbd.networks.boxes import Detections, box_network
 
 detection = pytest.importorskip("torchvision.models.detection")
@@ -196,3 +196,19 @@ def test_images_without_a_detection_to_learn_from_are_an_error(faster_rcnn) -> N
 
 def target_of_nothing() -> dict[str, torch.Tensor]:
     return {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
+
+
+def test_without_targets_the_threshold_rests_on_one_confident_detection_per_image() -> None:
+    model = detr()
+    pixels = torch.rand(40, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    found = box_network(model, min_confidence=0.3).detections(pixels)
+    confident = [each.chosen(each.confidences >= CONFIDENT) for each in found]
+    confident = [each for each in confident if len(each.labels)]
+    assert 0 < len(confident) < sum(len(each.labels) for each in found)
+    training = torch.rand(10, 3, 64, 64, generator=torch.Generator().manual_seed(2))
+    guard = BoxGuard(model, "msp", min_confidence=0.3).fit([training])
+    guard.calibrate([pixels], alpha=0.2)
+    scores = torch.cat([guard.guard.score(rows_of(each)) for each in confident])
+    drawn = guard.guard.threshold.calibration
+    assert len(drawn) == len(confident)
+    assert torch.isin(drawn, scores).all()

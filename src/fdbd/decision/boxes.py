@@ -2,7 +2,7 @@
 
 Detections of one image are not exchangeable, images are. So the threshold is set from one random
 detection of each calibration image, and what it promises is about one random detection of a new
-image."""
+image, drawn in the same way: among those that match a true box, or among the confident ones."""
 
 from __future__ import annotations
 
@@ -93,9 +93,13 @@ class BoxGuard:
 
     def calibrate(self, data: Iterable[Any], **target: Unpack[Target]) -> Self:
         """Set the threshold from in-distribution images that neither the network's training nor the
-        fit has seen: from one random detection of each, chosen as for `fit`. With `alpha`, one
-        random detection of a new in-distribution image is flagged with probability at most
-        `alpha`."""
+        fit has seen: from one random detection of each, among those that `fit` would learn from.
+
+        With `alpha`, one random detection of a new in-distribution image is flagged with
+        probability at most `alpha`, if it is drawn among the same: among the detections that match
+        a true box if `data` gives targets, else among those with a confidence of at least
+        `CONFIDENT`. Of the others, more may be flagged. Images without any such detection do not
+        count."""
         generator = torch.Generator().manual_seed(self._seed)
         drawn = []
         for found in self._learnable(data):

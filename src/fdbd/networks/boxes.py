@@ -184,11 +184,26 @@ class DETR(BoxNetwork):
 
 def box_network(model: nn.Module, min_confidence: float = 0.5) -> BoxNetwork:
     """The network taken apart; ValueError if it is of another family."""
-    predictor = getattr(getattr(model, "roi_heads", None), "box_predictor", None)
-    layer = getattr(predictor, "cls_score", None)
-    if isinstance(layer, nn.Linear):
+    layer = _faster_rcnn_layer(model)
+    if layer is not None:
         return FasterRCNN(model, layer)
-    layer = getattr(model, "class_labels_classifier", None)
-    if isinstance(layer, nn.Linear):
+    layer = _detr_layer(model)
+    if layer is not None:
         return DETR(model, layer, min_confidence)
     raise ValueError(f"{type(model).__name__} {NOT_SUPPORTED}")
+
+
+def finds_boxes(model: nn.Module) -> bool:
+    """Whether `box_network` takes the model."""
+    return _faster_rcnn_layer(model) is not None or _detr_layer(model) is not None
+
+
+def _faster_rcnn_layer(model: nn.Module) -> nn.Linear | None:
+    predictor = getattr(getattr(model, "roi_heads", None), "box_predictor", None)
+    layer = getattr(predictor, "cls_score", None)
+    return layer if isinstance(layer, nn.Linear) else None
+
+
+def _detr_layer(model: nn.Module) -> nn.Linear | None:
+    layer = getattr(model, "class_labels_classifier", None)
+    return layer if isinstance(layer, nn.Linear) else None

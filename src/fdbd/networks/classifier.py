@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Head, Inputs, as_tensor, two_rows
 from fdbd.core.grid import Grid
+from fdbd.networks.boxes import finds_boxes
 from fdbd.networks.find_head import (
     FoundHead,
     HeadName,
@@ -107,6 +108,11 @@ class Classifier(nn.Module):
             raise TypeError(
                 "the model is a TorchScript module, whose layers cannot be watched: give the "
                 "torch.nn.Module that it was made from, or a .pt2 file of torch.export"
+            )
+        if finds_boxes(model):
+            raise ValueError(
+                f"{type(model).__name__} finds boxes, several in each image: guard it with "
+                "fdbd.decision.boxes.BoxGuard"
             )
         if autocast not in (None, *PRECISIONS.values()):
             raise ValueError(
