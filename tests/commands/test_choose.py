@@ -131,3 +131,18 @@ def test_choose_takes_features_with_kinds_of_the_user() -> None:
     assert list(found.choice.members[0].aurocs) == ["louder"]
     assert set(found.ood["other"]) == {"fdbd", "energy", "auto"}
     assert found.pictures == {}
+
+
+def test_the_advice_claims_no_weights_where_nothing_was_weighed() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(200, 8, generator=generator).relu()
+    head = fdbd.Head(torch.randn(3, 8, generator=generator))
+    with pytest.warns(UserWarning, match="no pseudo-OOD samples"):
+        advice = fdbd.choose(head, [fdbd.Batch(rows[:100])], [fdbd.Batch(rows[100:])])
+    assert "6 detectors with equal weights" in advice.sentence
+    assert "most weight" not in advice.sentence
+    assert "kinds=" in advice.sentence
+    one = fdbd.Auto(budget="0us")
+    with pytest.warns(UserWarning, match="budget"):
+        advice = fdbd.choose(head, [fdbd.Batch(rows[:100])], [fdbd.Batch(rows[100:])], auto=one)
+    assert "nothing has weighed it" in advice.sentence

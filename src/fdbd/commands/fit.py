@@ -229,9 +229,13 @@ def _report(
         )
         if guard.choice is not None:
             source = "of the calibration rows" if held_out is None else f"rows of {held_out}"
+            number = len(guard.choice.members)
+            taken = f"combined {number} detectors with equal weights, calibrated on"
+            if guard.choice.is_weighed:
+                taken = f"weighed {number} detectors by"
             options.say(
-                f"auto (experimental) weighed {len(guard.choice.members)} detectors by "
-                f"{guard.choice.num_held_out} {source}: {guard.choice.summary}."
+                f"auto (experimental) {taken} {guard.choice.num_held_out} {source}: "
+                f"{guard.choice.summary}."
             )
         known = [
             f"{value:.2%} on the {stage} data"

@@ -22,6 +22,10 @@ CAUTION = (
     '"auto" came closer to the best single detector in hindsight than the fixed choices it was '
     "compared with; on near OOD it did not."
 )
+EQUAL_CAUTION = (
+    "No pseudo-OOD samples could be made of these data: give fdbd.Auto(kinds=…) a function that "
+    "makes some, or OOD data of your own."
+)
 Interval = tuple[float, float, float]
 """A value with its 95 % interval: value, low, high."""
 
@@ -56,8 +60,10 @@ class Advice:
     def sentence(self) -> str:
         """The advice, which claims no more than the study supports."""
         kept = self.choice.kept
+        if not self.choice.is_weighed:
+            return f"{_equal_weights(len(kept))}. {EQUAL_CAUTION}"
         if len(kept) == 1:
-            taken = f"{kept[0].name} is what is left within the budget"
+            taken = f'"auto" keeps {kept[0].name} alone: no other carries weight within the budget'
         else:
             taken = f'"auto" keeps {len(kept)} detectors, {kept[0].name} with the most weight'
         return f"{taken}. {CAUTION}"
@@ -75,6 +81,12 @@ class Advice:
             "advice": self.sentence,
             "cautions": list(self.cautions),
         }
+
+
+def _equal_weights(number: int) -> str:
+    if number == 1:
+        return "One detector is left within the budget, and nothing has weighed it"
+    return f'"auto" keeps {number} detectors with equal weights, as nothing has weighed them'
 
 
 def pareto(members: Sequence[Member]) -> tuple[Member, ...]:

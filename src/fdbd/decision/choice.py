@@ -237,6 +237,11 @@ class Choice:
         return tuple(sorted(kept, key=lambda member: -member.share))
 
     @property
+    def is_weighed(self) -> bool:
+        """Whether there were pseudo-OOD samples to weigh detectors by; else weights are equal."""
+        return len(self.per_kind) > 0
+
+    @property
     def cost(self) -> Cost:
         """What the kept members cost together."""
         costs = [member.cost for member in self.kept]

@@ -34,8 +34,11 @@ def write_choice(advice: Advice, out: Path, title: str) -> None:
     cost = choice.cost
     kept = choice.kept
     members = sorted(choice.members, key=lambda member: -member.weight)
+    weights = "equal weights"
+    if choice.is_weighed:
+        weights = kept[0].name + " has the most weight"
     facts = [
-        ("kept", f"{len(kept)} of {len(members)}", kept[0].name + " has the most weight"),
+        ("kept", f"{len(kept)} of {len(members)}", weights),
         ("time", describe_cost(cost.microseconds), COST_NOTE),
         ("memory", f"{cost.megabytes:.3g} MB", "beside the head"),
         ("held-out samples", f"{choice.num_held_out:,}", f"{len(kinds)} kinds"),
