@@ -159,10 +159,10 @@ def test_the_command_says_what_was_verified_and_what_was_not(
         return path
 
     said = exported(run, guard, tmp_path, "guard.onnx")
-    assert "MB, opset 18, fdbd, verified in ONNX Runtime" in said
+    assert "B, opset 18, fdbd, verified in ONNX Runtime" in said
     assert "agrees with torch to 1e-04 (largest difference" in said
     said = exported(run, guard, tmp_path, "guard.TOY")
-    assert said.endswith("guard.TOY: 0.0 MB, fdbd, not verified")
+    assert said.endswith("guard.TOY: 0.0 kB, fdbd, not verified")
     assert (tmp_path / "guard.TOY").read_text() == "fdbd 4 None 18"
 
 

@@ -42,11 +42,11 @@ def bench(
     config: str | None = arg(
         None,
         "A .toml file; openood:cifar10, openood:cifar100, openood:imagenet200 or openood:imagenet; "
-        "or a folder that --share wrote. Left out, the features in the package are used.",
+        "or a folder that --share wrote. Default: the features in the package.",
     ),
     model: str | None = opt(
         None,
-        "Without a config: which of the package's models (default: imagenet-resnet50). With "
+        "Without a config: which of the package's models (default: imagenet-resnet50). For "
         "openood:imagenet: resnet50, vit_b_16 or swin_t.",
     ),
     detectors: str | None = opt(
@@ -62,7 +62,7 @@ def bench(
         "covariate-shifted sets full_auroc, full_fpr95.",
     ),
     seeds: str | None = opt(
-        None, "Numbers of the config's checkpoints, comma-separated; default: all of its seeds."
+        None, "Which of the config's seeds to run, comma-separated; default: all."
     ),
     tune: bool = opt(
         False,
@@ -74,7 +74,7 @@ def bench(
         "html,json", "Files to write: any of html,json,csv,md,tex, comma-separated.", "--format"
     ),
     share: Path | None = opt(
-        None, "Write features, head and a card there, for others to run their own detectors on."
+        None, "A folder for features, head and a card, for others to run their own detectors on."
     ),
     latency: bool = opt(True, "Time the score stage of each detector."),
     device: str = options.DEVICE,
@@ -84,7 +84,7 @@ def bench(
         False, "Print every detector and column that fits, not only the best.", "--all"
     ),
     as_json: bool = opt(False, "Print the results as JSON instead of a table.", "--json"),
-    init: Path | None = opt(None, "Write an example config there and exit."),
+    init: Path | None = opt(None, "Write an example config to this file and exit."),
 ) -> None:
     """Compare detectors on the same features: what was found, report.html and results.json.
 

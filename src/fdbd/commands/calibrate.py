@@ -20,7 +20,9 @@ REVIEWED = (
     "A review of the scores in --data, as the gallery saves it: in-distribution samples set the "
     "threshold, and all say how good the alarms are."
 )
-REVIEW_COST = "Cost of looking at one alarm: says what each false-alarm rate costs."
+REVIEW_COST = (
+    "Cost of looking at one alarm; with --miss-cost, shows what each false-alarm rate costs."
+)
 
 
 def calibrate(
@@ -28,7 +30,9 @@ def calibrate(
     data: str = opt(..., DATA),
     out: Path | None = opt(None, "The guard's new file; default: only show what would change."),
     tpr: float | None = opt(None, "Share of the data to accept; default: as before."),
-    alpha: float | None = opt(None, "Instead: the largest share of false alarms (conformal)."),
+    alpha: float | None = opt(
+        None, "Instead of --tpr: the largest share of false alarms (conformal)."
+    ),
     per_class: bool | None = opt(
         None,
         "A threshold for each predicted class, or one for all; default: as before.",

@@ -16,10 +16,10 @@ def compare(
     first: Path = arg(..., "A results.json of fdbd bench, or a file or folder of fdbd score."),
     second: Path = arg(..., "Another of the same kind."),
     metric: bench.CompareMetric = opt(
-        bench.CompareMetric.auroc, "Results: what to compare.", "--metric"
+        bench.CompareMetric.auroc, "For results of fdbd bench: what to compare.", "--metric"
     ),
-    out: Path | None = opt(None, "Scores: a page with the rows on which the guards disagree."),
-    images: Path | None = opt(None, "The folder of images that was scored, for thumbnails."),
+    out: Path | None = opt(None, "For scores: a page with the rows on which they disagree."),
+    images: Path | None = opt(None, "With --out: the folder of scored images, for thumbnails."),
     as_json: bool = options.JSON,
 ) -> None:
     """Compare two results of fdbd bench, or the scores of two guards on the same rows.

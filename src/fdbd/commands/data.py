@@ -14,7 +14,7 @@ Action = Enum("Action", {"list": "list", "verify": "verify", "clear": "clear"}, 
 
 def data(
     name: str | None = arg(
-        None, "A dataset, or public:NETWORK for its weights; left out, all are listed."
+        None, "A dataset, or public:NETWORK for its weights; without a name, all are listed."
     ),
     split: str = opt("test", "train or test."),
     verify: bool = opt(False, "Compare what is here with the known SHA-256 sums.", "--verify"),

@@ -32,7 +32,7 @@ def explain(
     as_json: bool = options.JSON,
 ) -> None:
     """Show where an image or a text stands: the distance to each class's boundary, and its score
-    among the calibration scores. Of a guard that decides on maps: the classes that the model sees,
+    among the calibration scores. For a guard that decides on maps: the classes that the model sees,
     which share of each is OOD, and where.
 
     Examples: `fdbd explain guard.safetensors photo.png --out why.png`, `fdbd explain

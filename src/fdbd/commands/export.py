@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,19 +28,24 @@ TEXTS = (
 
 def export(
     guard: Path = options.GUARD,
-    out: Path = opt(Path("guard.onnx"), "An .onnx file; or an .xml file, for OpenVINO."),
+    out: Path = opt(
+        Path("guard.onnx"),
+        "An .onnx file, an .xml file for OpenVINO, or an ending that another package registered.",
+    ),
     example: Path | None = opt(
         None,
         "An image, or a file of features or texts, to verify it on; default: noise or some texts.",
     ),
     text: str | None = opt(None, "The column of texts in the example."),
     features: bool = opt(False, "A graph that takes features, without the model.", "--features"),
-    int8: bool = opt(False, "Run the network in 8 bits; asks for --calibration.", "--int8"),
+    int8: bool = opt(False, "Run the network in 8 bits; needs --calibration.", "--int8"),
     calibration: str | None = opt(
-        None, "With --int8: data for ranges and threshold, seen by neither network nor fit."
+        None,
+        "With --int8: data for ranges and threshold, seen by neither the network's training nor "
+        "the fit.",
     ),
     max_disagreement: float = opt(
-        0.05, "With --int8: share whose label or decision may differ from the guard's."
+        0.05, "With --int8: largest share whose label or decision may differ from the guard's."
     ),
     opset: int | None = opt(None, "Version of the ONNX operators; default: 18."),
     model: str | None = options.MODEL,
@@ -164,10 +170,20 @@ def _report(opened: OpenedGuard, out: Path, result: object, as_json: bool) -> No
     about: dict[str, Any] = {}
     if out.suffix.lower() == ".onnx":
         about = metadata(out)
-    size = f"{sum(file.stat().st_size for file in record.files) / 1e6:.1f} MB"
-    if about:
-        size += f", opset {about['opset']}"
     names = " and ".join(str(file) for file in record.files)
-    line = f"{names}: {size}, {opened.guard.detector.label}, {record}"
+    facts = [_size_in_words(record.files)]
+    if about:
+        facts.append(f"opset {about['opset']}")
+    facts.append(opened.guard.detector.label)
+    facts.append(str(record))
+    line = f"{names}: {', '.join(facts)}"
     answer = {"out": str(out), **about, "verification": record.to_dict()}
     options.answer(answer, as_json, line)
+
+
+def _size_in_words(files: Sequence[Path]) -> str:
+    """The size of all files together."""
+    size = sum(file.stat().st_size for file in files)
+    if size < 100_000:
+        return f"{size / 1e3:.1f} kB"
+    return f"{size / 1e6:.1f} MB"

@@ -39,21 +39,27 @@ def fit(
         None, "With auto: what detectors may cost, such as '200us, 10MB, no bank'."
     ),
     held_out: str | None = opt(None, HELD_OUT),
-    shaping: str | None = opt(None, "An activation shaping before it: react, ash-s, scale, …"),
-    tpr: float | None = opt(
-        None, "Share of the calibration data to accept; default: 0.95, without alpha."
+    shaping: str | None = opt(
+        None, "An activation shaping to put before the detector: react, ash-s, scale, …"
     ),
-    alpha: float | None = opt(None, "Instead: the largest share of false alarms (conformal)."),
+    tpr: float | None = opt(
+        None, "Share of the calibration data to accept; default: 0.95, unless --alpha is given."
+    ),
+    alpha: float | None = opt(
+        None, "Instead of --tpr: the largest share of false alarms (conformal)."
+    ),
     per_class: bool = opt(False, "A threshold for each predicted class.", "--per-class"),
     calibration: str | None = opt(
         None, "Data for the threshold, seen by neither the network's training nor the fit."
     ),
     network_never_saw_data: bool = opt(False, NEVER_SAW, "--network-never-saw-data"),
-    holdout: float | None = opt(None, "That part, as a share; default: 0.2."),
+    holdout: float | None = opt(
+        None, "With --network-never-saw-data: the share of DATA to calibrate on; default: 0.2."
+    ),
     text: str | None = opt(None, "The column of texts, of a .csv, .jsonl or .parquet file."),
     label: str | None = opt(None, "The column of the texts' labels."),
     label_maps: Path | None = opt(
-        None, "Of a model that predicts maps: a folder with the label map of each image, as .png."
+        None, "For a model that predicts maps: a folder with the label map of each image, as .png."
     ),
     engine: options.Engine = options.ENGINE,
     address: str | None = options.ADDRESS,

@@ -16,17 +16,17 @@ _SOURCES = (
     "MODEL is a zoo name, timm:NAME, torchvision:NAME, package.module:factory or a .pt2 file; it "
     "is left out with --head FILE; hf:FOLDER_OR_NAME is a model of texts, and "
     "sentences:FOLDER_OR_NAME a sentence encoder, such as all-MiniLM-L6-v2, whose classes fdbd fit "
-    "learns from DATA. DATA to fit on, best the network's training data: a folder of images (one "
-    "folder per class), an .npz of images, the name of a dataset, a .parquet, .npz or .csv of "
+    "learns from DATA. DATA to fit on, ideally the network's training data: a folder of images "
+    "(one folder per class), an .npz of images, the name of a dataset, a .parquet, .npz or .csv of "
     "features, or with --text a .csv, .jsonl or .parquet of texts."
 )
 _HEAD = (
     "For features without a model: an .npz or .safetensors with weight (C, P) and bias (C,). With "
-    "a model: the name of its last linear layer, if it is not found."
+    "a model: the name of its last linear layer, if it is not found automatically."
 )
 SOURCES = arg(..., _SOURCES, metavar="[MODEL] DATA")
 CHECKPOINT = opt(None, "The model's weights: .safetensors, or a state dict by torch.save.")
-NUM_CLASSES = opt(None, "Classes of the model, if the checkpoint does not tell.")
+NUM_CLASSES = opt(None, "Number of classes of the model, if the checkpoint does not show it.")
 HEAD = opt(None, _HEAD)
 PREPROCESS = opt(None, "How images are prepared: cifar10, imagenet, …, or fields as JSON.")
 

@@ -53,8 +53,8 @@ def arg(default: Any, text: str, show_default: bool = False, **names: Any) -> An
 
 
 GUARD = arg(..., "A guard's file, as fdbd fit writes it.")
-MODEL = opt(None, "The model, if the guard's file does not name it or names code.")
-CHECKPOINT = opt(None, "Where the model's weights are now.")
+MODEL = opt(None, "The model, if the guard's file names none, or one that runs code.")
+CHECKPOINT = opt(None, "The file of the model's weights, if it is not where the fit found it.")
 _TRUST = (
     "Run code that a file holds or names: a .pt2 file, or package.module:function in a guard or a"
     " config."
@@ -63,12 +63,13 @@ TRUST_MODEL = opt(False, _TRUST, "--trust-model")
 DEVICE = opt("auto", "Where the model runs: auto (a GPU if there is one), cpu, cuda:1, …")
 _AUTOCAST = "Run the network in bfloat16 if it can: faster on most GPUs, slightly rounded."
 AUTOCAST = opt(False, _AUTOCAST, "--autocast")
-BATCH_SIZE = opt(128, "Images that the model sees at once.")
+BATCH_SIZE = opt(128, "Images per batch.")
 WORKERS = opt(
-    None, "Processes that decode images (with ray: tasks at once); default: by the machine."
+    None,
+    "Processes that decode images (with --engine ray: tasks at once); default: by the machine.",
 )
 ENGINE = opt(Engine.local, "local, or ray for a cluster.", "--engine")
-ADDRESS = opt(None, "Ray's address; default: Ray on this machine.")
+ADDRESS = opt(None, "With --engine ray: the cluster's address; default: Ray on this machine.")
 JSON = opt(False, "Print JSON.", "--json")
 
 

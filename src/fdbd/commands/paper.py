@@ -16,7 +16,7 @@ SCALES = (
 
 def paper(
     name: str | None = arg(
-        None, "An experiment, your own .toml file, or all; left out, they are listed."
+        None, "An experiment, your own .toml file, or all; without a name, they are listed."
     ),
     out: Path = opt(Path("paper"), "Folder for tables and figures."),
     scale: str = opt("small", SCALES),

@@ -16,8 +16,8 @@ DATA = (
     ".csv of features, or with --text a .csv, .jsonl or .parquet of texts."
 )
 FDR = (
-    "Also write which rows are OOD at this false discovery rate, such as 0.1: the mean share of "
-    "wrong ones among them."
+    "Also write which rows are OOD at this false discovery rate, such as 0.1: the share of false "
+    "alarms among them, on average."
 )
 
 
@@ -46,7 +46,8 @@ def score(
         None, "Columns of a table to carry through, such as ids, separated by commas."
     ),
     masks: Path | None = opt(
-        None, "Of a guard that decides on maps: a folder for a mask of each image, as .png."
+        None,
+        "For a guard that decides on maps: a folder to write the mask of each image to, as .png.",
     ),
     as_json: bool = opt(False, "Print the summary as JSON.", "--json"),
 ) -> None:
@@ -106,16 +107,16 @@ def gallery(
         "What fdbd score wrote: .parquet, .csv or a folder of parts; or the folder of fdbd serve "
         "--decisions.",
     ),
-    images: Path | None = opt(None, "The folder of images that was scored, for thumbnails."),
+    images: Path | None = opt(None, "The folder of scored images, for thumbnails."),
     out: Path = opt(Path("gallery.html"), "The page."),
     thumbnails: int = opt(
         2000, "Thumbnails inside the page, of the most suspicious samples.", min=0
     ),
     masks: Path | None = opt(
-        None, "The folder of masks that fdbd score wrote, to tint OOD pixels in the thumbnails."
+        None, "The folder of masks that fdbd score wrote; OOD pixels are tinted in the thumbnails."
     ),
     text: str | None = opt(
-        None, "The column of the texts that were scored, kept with fdbd score --keep."
+        None, "The column of the scored texts, which fdbd score --keep has kept."
     ),
     title: str | None = opt(None, "The page's title; default: the file's name."),
 ) -> None:

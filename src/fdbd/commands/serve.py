@@ -11,7 +11,7 @@ MEGABYTE = 1_000_000
 def serve(
     guard: list[str] = arg(
         ...,
-        "A guard's file, or an .onnx file of fdbd export; several as NAME=FILE, each by its name.",
+        "A guard's file, or an .onnx file of fdbd export; give several as NAME=FILE.",
     ),
     host: str = opt("127.0.0.1", "The address to listen on; 0.0.0.0 for all."),
     port: int = opt(8000, "The port to listen on; 0: any free one."),
@@ -32,34 +32,37 @@ def serve(
     address: str | None = options.ADDRESS,
     name: str = opt("guard", "The guard's name in the Open Inference Protocol."),
     shadow: Path | None = opt(
-        None, "A second guard that decides the same images and is only recorded and counted."
+        None,
+        "A second guard that decides on the same inputs; it is recorded and counted, not answered.",
     ),
-    batch_size: int = opt(32, "Rows that go through the model together at most.", min=1),
+    batch_size: int = opt(32, "Largest number of rows per batch.", min=1),
     delay: float = opt(
         1.0, "Milliseconds that a batch may wait for more requests; 0: none waits.", min=0
     ),
-    queue: int = opt(1024, "Rows that may wait; more are answered with 503.", min=1),
+    queue: int = opt(1024, "Most rows that may wait; further ones are answered with 503.", min=1),
     timeout: float = opt(
         30.0, "Seconds that a request may take, from its first byte to its answer.", min=0.001
     ),
     header_timeout: float = opt(
         10.0, "Seconds within which the headers of a request must arrive.", min=0.1
     ),
-    connections: int = opt(512, "Open connections of a process.", min=8),
+    connections: int = opt(512, "Most open connections per process.", min=8),
     memory: int | None = opt(
         None,
         "Megabytes that a process may use in all, the guard included; default: 2147 (2 GiB), or "
         "more if the guard needs it.",
         min=1,
     ),
-    max_body: int = opt(32, "Megabytes of a request's body.", min=1),
+    max_body: int = opt(32, "Largest body of a request, in megabytes.", min=1),
     max_pixels: float = opt(
         16.0,
-        "Megapixels of an image. A JPEG that has more is decoded at a fraction of its size.",
+        "Largest image, in megapixels. A larger JPEG is decoded at a fraction of its size.",
         min=0.001,
     ),
     max_text: int = opt(
-        65_536, "Characters of a text; a model reads its first few hundred words.", min=1
+        65_536,
+        "Longest text, in characters; a model reads its first few hundred words.",
+        min=1,
     ),
     state: Path | None = opt(
         None, "A folder for the monitor's state; default: GUARD.state beside the guard."
@@ -70,7 +73,7 @@ def serve(
         None, "A folder in which each decision is recorded, as one JSON object per line."
     ),
     decisions_max: int = opt(
-        1000, "Megabytes of the records of a process; the oldest are deleted.", min=1
+        1000, "Most megabytes of records per process; the oldest are deleted.", min=1
     ),
     decisions_thumbnails: bool = opt(
         False,

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from fdbd.decision.stress import StressCard
 
 DATA = (
-    "In-distribution images: a folder, an .npz or the name of a dataset; best none that the "
-    "threshold was set on."
+    "In-distribution images: a folder, an .npz or the name of a dataset; ideally not those that "
+    "the threshold was set on."
 )
 FAIL_UNDER = (
     "Exit with code 1 if the share of a far kind that is flagged is less than this, from 0 to 1."

@@ -8,7 +8,7 @@ from fdbd.commands.options import DEVICE, JSON, answer, arg, opt
 
 
 def train(
-    preset: str | None = arg(None, "A recipe; left out, all are listed."),
+    preset: str | None = arg(None, "A recipe; without a name, all are listed."),
     out: Path | None = opt(None, "Folder for checkpoint, log and weights; default runs/PRESET."),
     override: list[str] | None = opt(
         None, "Change a field of the recipe: --set epochs=2 (repeatable).", "--set"

@@ -71,6 +71,7 @@ class ExportRecord:
             "trials": list(self.trials),
             "tolerance": self.tolerance,
             "largest_difference": self.largest_difference,
+            "note": self.note,
             **self.details,
         }
 
