@@ -76,7 +76,8 @@ def _check_origin(request: Request) -> None:
 
 def _without_port(host: str) -> str:
     host = host.strip().lower()
-    if host.startswith("["):  # an IPv6 address
+    is_ipv6 = host.startswith("[")
+    if is_ipv6:
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
 

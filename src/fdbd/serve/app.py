@@ -159,7 +159,8 @@ class App:
             return _refusal(499, "the client left before its request was whole")
         except ModelFailure:
             return _refusal(500, "the model failed; the service's log says why")
-        except TimeoutError:  # a thread began with the request too late
+        except TimeoutError:
+            # A thread began with the request too late.
             return self._too_late(asked)
         except asyncio.CancelledError:
             if not asked.deadline.has_passed:
@@ -202,7 +203,8 @@ class App:
     def _note(self, scope: Scope, asked: Asked, status: int, seconds: float) -> None:
         path = self._known_path(scope)
         name = asked.guard or self.guards.default
-        with contextlib.suppress(HTTPException):  # a guard that is not loaded counts nothing
+        # A guard that is not loaded counts nothing.
+        with contextlib.suppress(HTTPException):
             watch = self.guards.get(name).watch
             if watch is not None:
                 watch.count_request(path, status, seconds)

@@ -110,7 +110,8 @@ def file_of_form(body: bytes, content_type: str, memory: MemoryShare) -> bytes:
     boundary = options.get(b"boundary")
     if not boundary:
         raise ValueError("the multipart body cannot be read: its content type names no boundary")
-    memory.take(len(body))  # the file is copied out of the body
+    # The file is copied out of the body.
+    memory.take(len(body))
     form = _Form()
     parser = MultipartParser(boundary, form.callbacks())  # type: ignore[arg-type]
     try:

@@ -254,7 +254,8 @@ def _open_session(path: str, threads: int | None) -> Any:
         options.intra_op_num_threads = threads
     try:
         return runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime has no common class for what a damaged file raises
+    except Exception as error:
+        # ONNX Runtime has no common class for what a damaged file raises.
         raise _not_servable(path, error) from None
 
 

@@ -216,8 +216,7 @@ class Batcher:
         self._company = 0 if is_alone else count
         self._running += count
         try:
-            rows = batch[0][1] if len(batch) == 1 else np.concatenate([rows for _, rows in batch])
-            found = await self._through_model(threads, rows)
+            found = await self._through_model(threads, _rows_of(batch))
         finally:
             self._running -= count
             self._changed.set()
@@ -263,11 +262,20 @@ async def _joined(pieces: list[Answer]) -> Answers:
     return Answers.joined(found)
 
 
+def _rows_of(batch: list[tuple[Answer, Rows]]) -> Rows:
+    """The rows of all requests of a batch; those of a single one are not copied."""
+    rows = [rows for _, rows in batch]
+    if len(rows) == 1:
+        return rows[0]
+    return np.concatenate(rows)
+
+
 def _give_answers(batch: list[tuple[Answer, Rows]], found: Answers | ModelFailure) -> None:
     """Each request its rows, or the failure that all of the batch share."""
     place = 0
     for answer, rows in batch:
-        if not answer.done():  # its caller may have left meanwhile
+        # A caller may have left meanwhile, which cancels its answer.
+        if not answer.done():
             if isinstance(found, ModelFailure):
                 answer.set_exception(found)
             else:

@@ -91,7 +91,10 @@ class DecisionRoutes:
             raise HTTPException(415, f"this guard takes texts: send {wanted}")
         body = await read_body(request, self._settings.max_body)
         asked = asked_of(request.scope)
-        read = lambda body, backend: read_texts(body)  # noqa: E731
+
+        def read(body: bytes, backend: Any) -> tuple[list[str], bool]:
+            return read_texts(body)
+
         texts, is_list = await self._parse(asked, body, read, guard.backend)
         self._check_count(len(texts))
         rows = await rows_of_texts(texts, guard.backend, asked, self._process)

@@ -96,7 +96,8 @@ class DecisionLog:
                     written += 1
                 if self._file is not None:
                     self._file.flush()
-            except (OSError, ValueError) as error:  # a full disk, for instance
+            except (OSError, ValueError) as error:
+                # A full disk, for instance.
                 self._close()
                 lost = sum(record is not None for record in records[written:])
                 is_open = is_open and None not in records
@@ -115,7 +116,8 @@ class DecisionLog:
 
     def _close(self) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what cannot be written is lost
+            # What cannot be written is lost.
+            with contextlib.suppress(OSError):
                 self._file.close()
         self._file = None
 

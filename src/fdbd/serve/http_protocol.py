@@ -78,7 +78,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._give_up_requests()
-        if self.transport is not None:  # one that was aborted at once has none
+        # One that was aborted at once has no transport.
+        if self.transport is not None:
             super().connection_lost(exc)
 
     def _abort(self) -> None:
@@ -150,7 +151,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._is_in_header or self.transport.is_closing():
             return
         if self._began_in_this_chunk and not is_first_request:
-            return  # the chunk may hold the rest of the request before: count from the next one on
+            # The chunk may hold the rest of the request before: count from the next one on.
+            return
         # A line of the header that goes on for ever never reaches `on_header`.
         self._header_bytes += len(data)
         if self._header_bytes > self.settings.max_header:

@@ -188,7 +188,8 @@ class ImageDecoder:
         """Decode an image of which only the header was read; the memory is taken first."""
         with self._budget.taken(_memory_needed(image, content, preprocess)):
             pixels = load_pixels(image, name="the image", max_pixels=self._max_pixels)
-            image.close()  # its pixels are copied
+            # Its pixels are copied.
+            image.close()
             row = preprocess.array([pixels]).reshape(row_shape)
             small = small_copy(pixels, _THUMBNAIL_SIDE) if self._keep_small else None
         return DecodedImage(row, small)
@@ -207,7 +208,7 @@ class ImageDecoder:
         if width * height <= self._max_pixels or image.format not in ("JPEG", "MPO"):
             return
         for factor in (2, 4, 8):
-            reduced = (-(-width // factor), -(-height // factor))
+            reduced = (math.ceil(width / factor), math.ceil(height / factor))
             if min(reduced) < 2 * needed:
                 return
             if reduced[0] * reduced[1] <= self._max_pixels:

@@ -182,7 +182,8 @@ def give_free_memory_back() -> None:
         return
     import ctypes
 
-    with suppress(OSError, AttributeError):  # another C library has no such call
+    # Another C library has no such call.
+    with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -195,7 +196,8 @@ def limit_arenas() -> None:
 
     arena_max = -8
     mmap_threshold = -3
-    with suppress(OSError, AttributeError):  # another C library has no such call
+    # Another C library has no such call.
+    with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(arena_max, 2)
         libc.mallopt(mmap_threshold, _LARGE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -97,20 +97,22 @@ class _Collector:
 
     def _histogram(self, name: str, what: str, labels: list[str], ends: tuple[float, ...]) -> Any:
         family = self._core.HistogramMetricFamily(f"fdbd_{name}", what, labels=["guard", *labels])
+        upper_ends = [*map(str, ends), "+Inf"]
         for guard, counts in self._counts.items():
             for key in _keys(counts, f"{name}_sum"):
-                in_bucket = [
-                    counts[(name, *key[1:], str(bucket))] for bucket in range(len(ends) + 1)
-                ]
-                up_to = list(zip((*map(str, ends), "+Inf"), accumulate(in_bucket)))
+                in_buckets = []
+                for bucket in range(len(upper_ends)):
+                    in_buckets.append(counts[(name, *key[1:], str(bucket))])
+                # Prometheus counts in each bucket what the smaller ones hold, too.
+                up_to = list(zip(upper_ends, accumulate(in_buckets)))
                 family.add_metric([guard, *key[1:]], up_to, sum_value=counts[key])
         return family
 
     def _monitor(self) -> Iterator[Any]:
-        yield self._gauge("ready", "1 if the guard answers.", lambda guard, _: guard.is_ready)
-        yield self._gauge(
-            "queue_rows", "Rows that wait in this process.", lambda guard, _: guard.waiting
-        )
+        is_ready = [guard.is_ready for guard in self._guards]
+        waiting = [guard.waiting for guard in self._guards]
+        yield self._gauge("ready", "1 if the guard answers.", is_ready)
+        yield self._gauge("queue_rows", "Rows that wait in this process.", waiting)
         for name, key, what in (
             ("ood_rate", "rate", "Share of OOD samples in the window."),
             ("ood_rate_low", "rate_low", "Lower end of the rate's interval."),
@@ -119,12 +121,13 @@ class _Collector:
             ("log_martingale", "log_martingale", "Natural logarithm of the drift test's capital."),
             ("drift_alarm", "alarm", "1 once the drift test has raised its alarm."),
         ):
-            yield self._gauge(name, what, lambda _, view, key=key: view[key])
+            values = [self._views[guard.name][key] for guard in self._guards]
+            yield self._gauge(name, what, values)
 
-    def _gauge(self, name: str, what: str, value_of: Any) -> Any:
+    def _gauge(self, name: str, what: str, values: Sequence[float | None]) -> Any:
+        """A number of each guard; None if it is not known yet."""
         family = self._core.GaugeMetricFamily(f"fdbd_{name}", what, labels=["guard"])
-        for guard in self._guards:
-            value = value_of(guard, self._views[guard.name])
+        for guard, value in zip(self._guards, values):
             family.add_metric([guard.name], math.nan if value is None else float(value))
         return family
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import shutil
 import tempfile
@@ -59,15 +58,15 @@ class Orders:
                 if order["number"] <= self._done.get(name, 0):
                     continue
                 self._done[name] = order["number"]
-                with contextlib.suppress(Exception):
-                    await self._obey(guards, name, order["loaded"])
+                try:
+                    await _obey(guards, name, order["loaded"])
+                except Exception as error:
+                    # The process goes on with what it has.
+                    log.error("the guard %r could not be loaded: %s", name, error)
 
-    async def _obey(self, guards: Guards, name: str, is_loaded: bool) -> None:
-        try:
-            if is_loaded:
-                await guards.load(name)
-            else:
-                await guards.unload(name)
-        except Exception as error:
-            log.error("the guard %r could not be loaded: %s", name, error)
-            raise
+
+async def _obey(guards: Guards, name: str, is_loaded: bool) -> None:
+    if is_loaded:
+        await guards.load(name)
+    else:
+        await guards.unload(name)

@@ -61,7 +61,8 @@ class ServingProcess:
         for name in self.guards.names:
             await self.guards.load(name)
         if any(guard.backend.preprocess is not None for guard in self.guards.loaded()):
-            import_pillow().preinit()  # its decoders, so that no request waits for their import
+            # Its decoders, so that no request waits for their import.
+            import_pillow().preinit()
         self.budget = budget_of_process(self.settings.memory)
         self.decoder = self._new_decoder()
         self.spawn(self._look_after())

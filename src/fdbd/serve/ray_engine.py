@@ -168,7 +168,8 @@ def run_on_ray(service: Service, host: str, port: int, address: str | None) -> N
         raise ValueError("with --engine ray there is one port: leave --metrics-port out")
     # An error in a file ends here, before anything is deployed.
     backends = {name: backend_of(service, path) for name, path in service.guards.items()}
-    with bind(host, port) as bound:  # whether the port is free; 0 becomes one that is
+    # An error if the port is taken; 0 becomes one that is free.
+    with bind(host, port) as bound:
         port = bound.getsockname()[1]
     connect(address)
     cores = int(ray.cluster_resources().get("CPU", 0))

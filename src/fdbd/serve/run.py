@@ -246,7 +246,8 @@ def _run_alone(
 
 def _reload_at_hangup(service: Service, orders: Orders) -> None:
     """Have SIGHUP order that all guards are loaded from their files again."""
-    if not hasattr(signal, "SIGHUP"):  # Windows
+    is_windows = not hasattr(signal, "SIGHUP")
+    if is_windows:
         return
 
     def order() -> None:
@@ -423,7 +424,8 @@ def _work(
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
 
     def is_up(app: App) -> None:
-        with contextlib.suppress(OSError):  # for one that replaces another nobody listens
+        # Nobody listens to a process that replaces another.
+        with contextlib.suppress(OSError):
             report.send({"what": _describe_all(app)})
 
     try:

@@ -83,7 +83,8 @@ class FolderStore(Store):
         self._held.close()
 
     def put(self, slot: int, state: State) -> None:
-        if state != self._last:  # an idle service leaves the disk alone
+        # An idle service leaves the disk alone.
+        if state != self._last:
             files.write_json(self._file(slot), state)
             self._last = state
 

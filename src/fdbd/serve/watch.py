@@ -33,6 +33,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 HISTORY = 300
 """Points of the page's chart, at most one per second."""
 _MAX_COUNTERS = 500_000
+"""A state with more counters than this is not one of ours: a guard has two per class."""
 _MAX_SLOTS = 10_000
 _LARGEST_COUNT = 1e18
 _CLOCK_SECONDS = 3600.0
@@ -46,7 +47,6 @@ _LABELS = {
     "batch_rows": 1,
 }
 """How many labels the counters of a name have; those of other names have none."""
-"""A state with more counters than this is not one of ours: a guard has two per class."""
 
 
 def part_of_delta(slot: int) -> float:
@@ -118,7 +118,7 @@ class Watch:
         self._monitor.count(answers.scores.tolist(), flags)
         with self._lock:
             self._observe(len(flags), ROWS, "batch_rows")
-            self._counts["model_seconds",] += seconds
+            self._counts[("model_seconds",)] += seconds
             for label, is_ood in zip(answers.labels.tolist(), flags):
                 self._counts["samples", str(label)] += 1
                 self._counts["ood", str(label)] += is_ood
@@ -132,7 +132,7 @@ class Watch:
     def count_event(self, name: str, number: int = 1) -> None:
         """Note something else that is counted, such as a record that was dropped."""
         with self._lock:
-            self._counts[name,] += number
+            self._counts[(name,)] += number
 
     def _observe(self, value: float, ends: tuple[float, ...], name: str, *labels: str) -> None:
         """A value into a histogram: the number of its bucket, and the sum."""
@@ -227,7 +227,8 @@ class Watch:
             try:
                 check_state(state)
             except (LookupError, TypeError, ValueError, OverflowError):
-                continue  # damaged: its own process sets it aside when it starts again
+                # Its own process sets a damaged state aside when it starts again.
+                continue
             others.append(state)
         return others
 
@@ -296,11 +297,17 @@ class Watch:
 def _merged(
     states: list[State], processes: int, delta: float, acknowledged: float
 ) -> dict[str, Any]:
-    """Rates add up. The process of each slot bets with its part of delta, so its capital times that
-    part reaches 1/delta with at most that part of the probability delta; the highest of them does
-    so with probability at most delta (the union bound), whatever the order in which requests reach
-    the processes."""
-    living = [state for state in states if state["slot"] < processes] or states[:1]
+    """The monitors of several processes as one.
+
+    Rates add up. The process of slot i bets with its own part of delta: its capital reaches
+    1/(part_i · delta) with probability at most part_i · delta. So the capital times part_i reaches
+    1/delta no more often than that, and the largest of these products does so with probability at
+    most delta (the union bound, since the parts sum to less than 1), whatever the order in which
+    requests reach the processes.
+    """
+    living = [state for state in states if state["slot"] < processes]
+    if not living:
+        living = states[:1]
     snapshots = [state["snapshot"] for state in living]
     window = 0
     ood_in_window = 0
@@ -312,6 +319,7 @@ def _merged(
             ood_in_window += round(snapshot["rate"] * snapshot["window"])
         log_part = math.log(part_of_delta(state["slot"]))
         log_martingales.append(snapshot["log_martingale"] + log_part)
+    alarm_times = [state["alarm_time"] for state in states if state["alarm_time"] is not None]
     return {
         "samples": sum(state["snapshot"]["samples"] for state in states),
         "ood": sum(state["snapshot"]["ood"] for state in states),
@@ -320,7 +328,7 @@ def _merged(
         "log_martingale": max(log_martingales),
         "alarm_level": -math.log(delta),
         "alarm": any(_has_alarm(state, acknowledged) for state in states),
-        "alarm_time": max((state["alarm_time"] or 0.0 for state in states), default=0.0) or None,
+        "alarm_time": max(alarm_times, default=None),
         "processes": len(living),
     }
 
