@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fdbd.jobs.formats import cell
+from fdbd.jobs.scored import read_scored
 from fdbd.pages.gallery import read_scores, write_gallery
 
 pa = pytest.importorskip("pyarrow")
@@ -96,6 +98,21 @@ def test_csv_and_parquet_read_the_same(scores: Path, tmp_path: Path) -> None:
                 }
             )
     assert read_scores(tmp_path / "scores.csv") == read_scores(scores)
+
+
+@pytest.mark.parametrize("name", ["=sum.png", "'=sum.png", "''quoted.png"])
+def test_names_that_look_like_formulas_are_read_as_they_were_scored(
+    name: str, tmp_path: Path
+) -> None:
+    row = {**ROWS[0], "path": name}
+    parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "scores.parquet")
+    with open(tmp_path / "scores.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(row)
+        writer.writerow([cell(value) for value in row.values()])
+    for path in (tmp_path / "scores.parquet", tmp_path / "scores.csv"):
+        assert [each["name"] for each in read_scores(path)] == [name]
+        assert read_scored(path).names == [name]
 
 
 def test_thumbnails_are_embedded_for_the_most_suspicious_and_linked_for_the_rest(

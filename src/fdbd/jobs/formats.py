@@ -6,7 +6,6 @@ In CSV, text that a spreadsheet would take for a formula has an apostrophe befor
 from __future__ import annotations
 
 import csv
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,11 +16,11 @@ from numpy.typing import NDArray
 
 from fdbd.decision.rows import TYPES, Decided, to_arrow
 from fdbd.util.extras import require
+from fdbd.util.spreadsheet import guarded
 
 GROUP_ROWS = 65_536
 """Rows of a row group in the final Parquet file, at least: readers are slow on thousands of small
 ones."""
-_FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
 class Facts(NamedTuple):
@@ -143,6 +142,6 @@ def cell(value: Any) -> Any:
     """A value as it stands in CSV."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str) and _FORMULA.match(value):
-        return f"'{value}"
+    if isinstance(value, str):
+        return guarded(value)
     return value

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fdbd.data.records import is_records, read_records
 from fdbd.util.extras import require
+from fdbd.util.spreadsheet import unguarded
 from fdbd.util.terminal import one_line
 
 NEEDED = ("label", "score", "p_value", "is_ood", "error")
@@ -83,20 +84,21 @@ def read_scored(path: Path) -> ScoredRows:
         guards = set(table["guard"].unique().to_pylist())
     if len(guards) > 1:
         raise ValueError(f"{str(path)!r} has rows of {len(guards)} guards, expected those of one")
+    is_csv = path.suffix.lower() == ".csv"
     classes: list[str | None] = [None] * len(table)
     if "class" in table.column_names:
-        classes = table["class"].to_pylist()
+        classes = _texts(table, "class", is_csv)
     # A file without rows names no guard.
     guard = next(iter(guards), None)
     return ScoredRows(
         source=str(path),
-        names=_names(table, path.suffix.lower() == ".csv"),
+        names=_names(table, is_csv),
         labels=table["label"].fill_null(-1).to_numpy(),
         classes=classes,
         scores=table["score"].fill_null(np.nan).to_numpy(),
         p_values=table["p_value"].fill_null(np.nan).to_numpy(),
         is_ood=table["is_ood"].to_numpy(),
-        errors=table["error"].to_pylist(),
+        errors=_texts(table, "error", is_csv),
         guard=guard,
     )
 
@@ -128,18 +130,18 @@ def _of_records(path: Path) -> ScoredRows:
 def _names(table: Any, is_csv: bool) -> list[str]:
     """The path or number of each row."""
     if "path" in table.column_names:
-        paths = table["path"].to_pylist()
-        return [_without_apostrophe(path) for path in paths] if is_csv else paths
+        return [str(path) for path in _texts(table, "path", is_csv)]
     if "row" in table.column_names:
         return [str(row) for row in table["row"].to_pylist()]
     return [str(row) for row in range(len(table))]
 
 
-def _without_apostrophe(path: str) -> str:
-    """The path without the apostrophe that keeps a spreadsheet from taking it for a formula."""
-    if path[:1] == "'" and path[1:2] in ("=", "+", "-", "@", "\t", "\r", "'"):
-        return path[1:]
-    return path
+def _texts(table: Any, column: str, is_csv: bool) -> list[str | None]:
+    """The texts of a column; those of CSV without the apostrophes against formulas."""
+    texts: list[str | None] = table[column].to_pylist()
+    if not is_csv:
+        return texts
+    return [None if text is None else unguarded(text) for text in texts]
 
 
 def read_table(path: Path) -> Any:

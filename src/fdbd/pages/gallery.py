@@ -14,6 +14,7 @@ from fdbd.data.records import is_records, read_records
 from fdbd.util.extras import require
 from fdbd.util.files import write_text
 from fdbd.util.pages import asset, render
+from fdbd.util.spreadsheet import unguarded
 from fdbd.util.terminal import one_line
 
 COLUMNS = {
@@ -159,8 +160,9 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
     if is_records(path):
         return read_records(path, MOST_RECORDS)
     pyarrow = require("pyarrow", "report")
+    is_csv = path.suffix.lower() == ".csv"
     try:
-        if path.suffix.lower() == ".csv":
+        if is_csv:
             csv = require("pyarrow.csv", "report")
             types = {name: pyarrow.type_for_alias(kind) for name, kind in COLUMNS.items()}
             convert = csv.ConvertOptions(
@@ -180,18 +182,17 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{str(path)!r} has no column {name!r}: give what fdbd score wrote")
     rows: list[dict[str, Any]] = table.to_pylist()
     for index, row in enumerate(rows):
-        row["name"] = _without_guard(str(row.get("path") or row.get("row", index)))
+        if is_csv:
+            _unguard(row)
+        row["name"] = str(row.get("path") or row.get("row", index))
     return rows
 
 
-def _without_guard(name: str) -> str:
-    """A path without the apostrophe that keeps a spreadsheet from taking it for a formula.
-
-    >>> _without_guard("'=sum.png"), _without_guard("'quoted.png")
-    ('=sum.png', "'quoted.png")
-    """
-    is_guarded = name[:1] == "'" and name[1:2] in ("=", "+", "-", "@", "\t", "\r")
-    return name[1:] if is_guarded else name
+def _unguard(row: dict[str, Any]) -> None:
+    """Take away the apostrophes that keep a spreadsheet from taking texts for formulas."""
+    for column, value in row.items():
+        if isinstance(value, str):
+            row[column] = unguarded(value)
 
 
 def _reason(error: str, name: str) -> str:
