@@ -239,14 +239,18 @@ def open_id_sets(config: Config, size: int) -> tuple[Images, Images, Images | No
 
 
 def _split(images: Images, share: float, what: str) -> tuple[Images, Images]:
-    """The images without a share of them, and that share: every image whose place passes another
-    multiple of 1/share, hence spread evenly, and the same in every run."""
-    is_chosen = np.diff(np.floor(np.arange(len(images) + 1) * share)) > 0
+    """The images in two parts: the rest, and a `share` of them that is spread evenly over the set,
+    and is the same in every run."""
+    # How many of the images up to each place are chosen; where this grows, the image is.
+    num_chosen = np.floor(np.arange(len(images) + 1) * share)
+    is_chosen = np.diff(num_chosen) > 0
     if is_chosen.all() or not is_chosen.any():
         raise ValueError(
             f"a {what} of {share} of {len(images)} images of {images.name} leaves a part empty"
         )
-    return images.subset(np.flatnonzero(~is_chosen)), images.subset(np.flatnonzero(is_chosen))
+    rest = images.subset(np.flatnonzero(~is_chosen))
+    chosen = images.subset(np.flatnonzero(is_chosen))
+    return rest, chosen
 
 
 def _open_available(

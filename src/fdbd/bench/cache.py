@@ -286,10 +286,10 @@ def model_key(classifier: Classifier) -> str:
     autocast = getattr(classifier, "autocast", None)
     if autocast is not None:
         names += (autocast,)
-    # Modules print their settings (strides, activations), which are not in the weights.
-    digest = hashlib.sha256(
-        f"{type(model).__qualname__} {names} {_ADDRESS.sub('', repr(model))}".encode()
-    )
+    # Modules print their settings (strides, activations), which are not in the weights. Addresses
+    # in memory, which some print, differ from run to run.
+    structure = _ADDRESS.sub("", repr(model))
+    digest = hashlib.sha256(f"{type(model).__qualname__} {names} {structure}".encode())
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         values = tensor.detach().cpu().contiguous().reshape(-1)
@@ -300,7 +300,8 @@ def model_key(classifier: Classifier) -> str:
 
 class _EntryFolder:
     """One entry's files: `files` has the name of each array's file, `shards` the records of the
-    manifest; one whose sha256 is None was damaged and is struck off."""
+    manifest. A record whose sha256 is None stands for a shard that was damaged and is to be
+    computed again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -312,7 +313,9 @@ class _EntryFolder:
     def about(self) -> dict[str, Any] | None:
         """What the entry is; None if `path` is not an entry."""
         about = read_json(self.path / "about.json")
-        return about if isinstance(about, dict) and set(about) >= {*_SHOWN, "shard_rows"} else None
+        if not isinstance(about, dict) or not set(about) >= {*_SHOWN, "shard_rows"}:
+            return None
+        return about
 
     def missing(self, count: int) -> list[int]:
         """Which of `count` shards are to be computed."""
@@ -364,9 +367,10 @@ class _EntryFolder:
             )
         start = sum(record["count"] for record in self.shards[:number])
         for name, whole in self._maps("r").items():
+            bytes_per_row = whole[:1].nbytes
             # Not through the memory map, which would crash on a full disk.
             with open(self.path / self.files[name], "r+b") as file:
-                file.seek(whole.offset + start * whole[:1].nbytes)
+                file.seek(whole.offset + start * bytes_per_row)
                 file.write(arrays[name].data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -101,21 +101,25 @@ def deviation_profile(benchmark: Benchmark, levels: int = LEVELS) -> dict[str, A
     of_ood = np.concatenate([part.deviation for part in parts[1:]])
     edges = balanced_edges([inside.deviation, of_ood], levels)
     sets: list[dict[str, Any]] = []
+    inner_edges = edges[1:-1]
     for part in parts:
         # An inner edge belongs to the group above.
-        level = np.searchsorted(edges[1:-1], part.deviation, side="right")
+        level = np.searchsorted(inner_edges, part.deviation, side="right")
         groups = [np.flatnonzero(level == number) for number in range(levels)]
-        sets.append({"name": part.samples.name, **_by_level(part, groups)})
+        described = {"name": part.samples.name, **_by_level(part, groups)}
         distances = [part.distance[group] for group in groups]
         if part is inside:
-            reference = distances
+            id_distances = distances
         else:
-            sets[-1]["auroc"] = _separation([inside.distance], [part.distance])
-            sets[-1]["auroc_by_level"] = _separation(reference, distances)
+            described["auroc"] = _separation([inside.distance], [part.distance])
+            described["auroc_by_level"] = _separation(id_distances, distances)
+        sets.append(described)
     return {"edges": [short(edge) for edge in edges], "sets": sets}
 
 
 def _by_level(part: Standing, groups: Sequence[NDArray[np.intp]]) -> dict[str, Any]:
+    """Numbers of each group: its size, and means and spread, None for a group that is too small."""
+
     def each(values: Floats, measure: Callable[[Floats], Any]) -> list[float | None]:
         found: list[float | None] = []
         for group in groups:

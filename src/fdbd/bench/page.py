@@ -180,8 +180,13 @@ def _rank_histogram(inside: Floats, outside: Floats) -> list[int]:
     """OOD samples, in 1/10,000 of all, by the share of ID scores below theirs. On this scale ID
     scores are spread evenly: those that tie are spread over the ranks they share, OOD scores that
     tie with them likewise."""
+    # The whole curve: at each threshold the shares of OOD (fpr) and of ID (tpr) that are accepted.
     fpr, tpr, _ = roc_curve(inside, outside, points=len(inside) + len(outside) + 2)
-    rejected = np.interp(np.linspace(0, 1, RANK_BINS + 1), 1 - tpr[::-1], 1 - fpr[::-1])
+    id_rejected = 1 - tpr[::-1]
+    ood_rejected = 1 - fpr[::-1]
+    # Between two points of the curve, scores tie: there the line spreads them.
+    ends_of_bins = np.linspace(0, 1, RANK_BINS + 1)
+    rejected = np.interp(ends_of_bins, id_rejected, ood_rejected)
     rejected[0] = 0
     rejected[-1] = 1
     counts: list[int] = np.rint(np.diff(rejected) * 10_000).astype(np.int64).tolist()

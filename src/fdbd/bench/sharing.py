@@ -208,7 +208,9 @@ def _read_set(folder: Path, entry: dict[str, Any]) -> FeatureSet:
 
 
 def _read_optional(folder: Path, entry: dict[str, Any] | None) -> FeatureSet | None:
-    return None if entry is None else _read_set(folder, entry)
+    if entry is None:
+        return None
+    return _read_set(folder, entry)
 
 
 def _tensor(path: Path, key: str) -> Tensor:

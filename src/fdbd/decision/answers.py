@@ -114,13 +114,15 @@ def discovery_cutoff(p_values: NDArray[np.float64], counts: NDArray[np.int64], q
     """The largest p-value that Benjamini and Hochberg's procedure flags at the false discovery rate
     `q`; −1: none. p-values are distinct and ascending, `counts` the number of samples with each."""
     check_rate(q)
-    below = counts.cumsum()
+    num_samples = counts.sum()
+    # How many samples have this p-value or a smaller one.
+    ranks = counts.cumsum()
     # p-values are ratios of integers: one that is equal to its limit must not exceed it by a
     # rounding error.
-    flagged = np.flatnonzero(p_values * below[-1:] / below <= q * (1 + 1e-6))
-    if not len(flagged):
+    is_flagged = p_values * num_samples / ranks <= q * (1 + 1e-6)
+    if not is_flagged.any():
         return -1.0
-    return float(p_values[flagged[-1]])
+    return float(p_values[is_flagged].max())
 
 
 def check_rate(q: float) -> None:

@@ -239,7 +239,8 @@ def _check_classes(
         if name.endswith("head_weight") and tensor.ndim == 2:
             found.add(len(tensor))
     # A head with a single row has become two.
-    if found and num_classes not in found and not (num_classes == 1 and 2 in found):
+    is_binary = num_classes == 1 and 2 in found
+    if found and num_classes not in found and not is_binary:
         raise artifact.ArtifactError(
             f"{_shown(path)} names a model of {num_classes:,} classes, and its head has "
             f"{min(found):,}: fit a new guard"
@@ -333,12 +334,7 @@ def _read_parts(description: dict[str, Any], tensors: dict[str, Tensor]) -> _Sav
     head = description["head"]
     head_name = description["head_name"]
     layers = description["layers"]
-    is_text = isinstance(head, str) and (head_name is None or isinstance(head_name, str))
-    if not is_text or not isinstance(layers, list):
-        raise ValueError("the names of its head and layers are not text")
-    for layer in layers:
-        if not isinstance(layer, str):
-            raise ValueError("the names of its head and layers are not text")
+    _check_names(head, head_name, layers)
     autocast = None
     if description.get("autocast") is not None:
         autocast = PRECISIONS[description["autocast"]]
@@ -346,6 +342,18 @@ def _read_parts(description: dict[str, Any], tensors: dict[str, Tensor]) -> _Sav
     return _Saved(
         detector, perturb, threshold, map_threshold, record, head, head_name, layers, autocast
     )
+
+
+def _check_names(head: object, head_name: object, layers: object) -> None:
+    """ValueError unless the fingerprint of the head and all names are text."""
+    texts = [head]
+    if head_name is not None:
+        texts.append(head_name)
+    if not isinstance(layers, list):
+        raise ValueError("the names of its layers are not a list")
+    for text in [*texts, *layers]:
+        if not isinstance(text, str):
+            raise ValueError("the names of its head and layers are not text")
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -245,7 +245,7 @@ class Graph(nn.Module):
             named = {"images": given}
         self.names = [str(name) for name in named]
         rows = _common_rows(named)
-        # Twice a single row: one row would become a fixed batch size.
+        # A single row is taken twice: as an example of one row it would fix the batch size.
         places = torch.arange(max(2, rows)) % rows
         parts = []
         for tensor in named.values():
@@ -282,17 +282,16 @@ class Graph(nn.Module):
 def _common_rows(named: Mapping[Any, Any]) -> int:
     """The number of rows of all tensors of an example; ValueError if it is not one number."""
     shapes: dict[str, tuple[int, ...]] = {}
-    rows: set[int] = set()
     for name, part in named.items():
-        shapes[name] = tuple(part.shape) if isinstance(part, Tensor) else ()
         # What is not a tensor, or holds a single number, has no rows.
-        rows.add(len(part) if shapes[name] else 0)
-    if len(rows) != 1 or 0 in rows:
+        shapes[name] = tuple(part.shape) if isinstance(part, Tensor) else ()
+    counts = {shape[0] if shape else 0 for shape in shapes.values()}
+    if len(counts) != 1 or 0 in counts:
         shown = ", ".join(f"{name} of shape {shape}" for name, shape in shapes.items())
         raise ValueError(
             f"the example has {shown}; expected tensors with one row per sample, at least one"
         )
-    return rows.pop()
+    return counts.pop()
 
 
 def _check(guard: Guard, example: Inputs | Batch, class_names: Sequence[str] | None) -> None:

@@ -81,8 +81,9 @@ def decide_rows(
     decided = rows.columns(batch, class_names)
     if not nearest:
         return decided
-    numbers = [str(number) for number in range(neighbours.max(initial=0) + 1)]
-    names = _names_of(neighbours, neighbours < 0, class_names or numbers)
+    if not class_names:
+        class_names = [str(number) for number in range(neighbours.max(initial=0) + 1)]
+    names = _names_of(neighbours, neighbours < 0, class_names)
     return _inserted(decided, "class", "nearest", names)
 
 

@@ -48,7 +48,8 @@ class Share(NamedTuple):
 
         flagged = int(is_ood.sum())
         total = len(is_ood)
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
         if flagged > 0:
             low = float(betaincinv(flagged, total - flagged + 1, 0.025))
         if flagged < total:
@@ -167,7 +168,8 @@ def stress_files(
     pictures, errors = _read_images(images, opened.preprocess, clean)
     few = pictures[: min(count, len(pictures))]
     trial = _Trial(opened, batch_size)
-    total = len(pictures) + len(few) * (1 + len(corruptions) * len(SEVERITIES)) + count * len(KINDS)
+    num_corrupted = len(few) * len(corruptions) * len(SEVERITIES)
+    total = len(pictures) + len(few) + num_corrupted + count * len(KINDS)
     with Bar("stress", total, enabled=progress) as bar:
         trial.bar = bar
         flags = trial.decide(pictures).is_ood.cpu().numpy()
@@ -236,8 +238,9 @@ def _kinds(
         black = torch.zeros(1, 3, 1, 1)
         made = make_kinds(images, count, [name], limits=(black, black + 255), seed=seed)[name]
         pixels = made.round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
-        rows = torch.arange(count) % len(pictures)
-        yield trial.stressed(name, None, pixels, labels[rows.to(labels.device)])
+        # The made images take the clean ones in turn.
+        rows = torch.arange(count, device=labels.device) % len(pictures)
+        yield trial.stressed(name, None, pixels, labels[rows])
 
 
 def _corruptions(
@@ -250,8 +253,8 @@ def _corruptions(
 
 
 def _read_images(images: Images, preprocess: Preprocess, most: int) -> tuple[Pixels, list[str]]:
-    """Images that can be read, spread evenly over the set, (N, height, width, 3), and why others
-    cannot."""
+    """At most `most` images (N, height, width, 3), spread evenly over the set, and a sentence for each
+    that cannot be read."""
     pictures = []
     errors = []
     for row in spread_evenly(min(most, len(images)), len(images)).tolist():

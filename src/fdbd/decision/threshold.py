@@ -285,7 +285,9 @@ class Threshold(nn.Module):
 
         sizes = self.offsets.diff().tolist()
         # The class with the fewest samples; one without any has the threshold of all.
-        size, index = min((size, index) for index, size in enumerate(sizes) if size)
+        with_samples = [index for index, size in enumerate(sizes) if size > 0]
+        index = min(with_samples, key=lambda index: sizes[index])
+        size = sizes[index]
         rejected = self._place_of_threshold(size, index) + 1
         upper_tail = (1 + confidence) / 2
         lower_tail = (1 - confidence) / 2
