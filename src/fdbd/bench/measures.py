@@ -47,7 +47,7 @@ MEASURES = {
     "joint_fpr95": Measure(
         "joint FPR95",
         smaller_is_better=True,
-        explanation="as joint AUROC: a rejected misclassification is no false alarm",
+        explanation="as joint AUROC: a rejected misclassification is not a false alarm",
         needs_labels=True,
     ),
     "aurc": Measure(

@@ -20,7 +20,8 @@ BATCH_SIZES = (1, 256)
 TRIED_BATCH_SIZES = (8, 32, 128)
 """Batch sizes that are tried for the passes of a network over a dataset."""
 MOST_CALLS = 2000
-# Different batches of samples are scored in turn, one every so many rows, up to so many rows.
+# Several batches of samples are scored in turn: they begin ROWS_BETWEEN rows apart, among the first
+# ROWS_USED rows.
 ROWS_BETWEEN = 256
 ROWS_USED = 4096
 

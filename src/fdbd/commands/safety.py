@@ -18,8 +18,8 @@ OUTPUTS = ("out", "init", "share")
 
 
 def checked(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command, which refuses an output that is one of its inputs, and an input that is no file
-    or folder, before it does anything."""
+    """The command, which refuses an output that is one of its inputs, and an input that is neither
+    a file nor a folder, before it does anything."""
 
     @functools.wraps(command)
     def run(**values: Any) -> Any:

@@ -462,7 +462,7 @@ def _trials(graph: Graph) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
 
 
 def _with_noise(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    """The samples and the first once more, with noise of so much of their spread."""
+    """The samples, and the first one again, with noise of `scale` times their spread."""
     copies = tensor[torch.arange(len(tensor) + 1) % len(tensor)]
     if not tensor.is_floating_point():
         return copies

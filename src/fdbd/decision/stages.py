@@ -273,8 +273,8 @@ class Stages:
         return guard.auto is not None and guard.choice is None and guard.detector.is_fitted
 
     def make_pool(self, num_samples: int | None = None) -> None:
-        """Take the unfitted pool of "auto" as the detector, for a fit on so many samples; None: not
-        known yet."""
+        """Take the unfitted pool of "auto" as the detector, for a fit on `num_samples` samples;
+        None: their number is not known yet."""
         guard = self._guard
         assert guard.auto is not None
         guard.detector = guard.auto.make_pool(guard.auto.can_weigh(guard.classifier), num_samples)

@@ -18,7 +18,7 @@ FeatureSpaces = ArrayLike | Mapping[str, ArrayLike]
 _BLOCK = 512
 """Permutations that are computed together."""
 _ENOUGH = 100
-"""After so many permutations with a distance at least as large there is no alarm, and the test of
+"""Permutations with a distance at least as large after which there is no alarm, and the test of
 the window ends (Besag & Clifford, 1991)."""
 _ONE = "features"
 """The name of a single feature space."""
@@ -191,7 +191,7 @@ class FeatureDrift:
             is_at_least = values >= observed - tolerance
             found = at_least + is_at_least.cumsum(0)
             if found[-1] >= _ENOUGH:
-                # No alarm can come of it: a p-value of so many draws is valid by itself.
+                # There is no alarm. Ending here keeps the p-value valid, for the number of draws.
                 draws = done + 1 + int((found >= _ENOUGH).int().argmax())
                 return max(0.0, float(observed)), _ENOUGH / draws
             at_least = int(found[-1])

@@ -63,7 +63,7 @@ class DecodedImage(NamedTuple):
 
 
 class _Content(io.BytesIO):
-    """The bytes of an image, read in so many pieces at most."""
+    """The bytes of an image, which are read in at most `MOST_READS` pieces."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)

@@ -83,7 +83,7 @@ def memory_of_json(body: bytes) -> int:
 
 
 def memory_of_answer(rows: int, backend: Backend) -> int:
-    """Bytes that the answers on so many rows take at most, with logits as JSON."""
+    """The most bytes that the answers on a number of rows take, with logits as JSON."""
     return rows * (500 + 80 * backend.num_classes)
 
 
