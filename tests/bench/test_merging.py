@@ -152,6 +152,13 @@ def test_only_runs_of_one_benchmark_are_merged(results: Results) -> None:
     assert Results.merge([results, failed]).row("energy").error == "no memory"
 
 
+def test_means_are_not_merged_again(results: Results) -> None:
+    pair = Results.merge([results, results])
+    with pytest.raises(ValueError, match="a mean over 2 runs, expected single runs"):
+        Results.merge([pair, results])
+    assert Results.merge([pair]) is pair
+
+
 @pytest.mark.skipif(not GOLDEN.exists(), reason="needs shared/data/openood_scores")
 @pytest.mark.parametrize(
     ("ood", "auroc", "fpr95", "aupr_in", "aupr_out"),
@@ -325,6 +332,15 @@ def test_the_grid_is_searched_on_validation_data_alone() -> None:
     assert "‡" in str(chosen)
     with pytest.raises(ValueError, match="takes ID and OOD validation sets"):
         make(ood_validation=None).run(["knn"], tuned=True)
+
+
+def test_options_that_the_data_do_not_suffice_for_are_left_out_of_the_search() -> None:
+    alone = make(grids={"knn": {"k": [5]}}).run(["knn"], latency=False, tuned=True)
+    with_more = make(grids={"knn": {"k": [5, 1000]}}).run(["knn"], latency=False, tuned=True)
+    assert with_more.row("knn").tuned == "k=5"
+    assert numbers(with_more) == numbers(alone)
+    none = make(grids={"knn": {"k": [1000, 2000]}}).run(["knn", "msp"], latency=False, tuned=True)
+    assert "k is 1000, but only 200 training samples" in str(none.row("knn").error)
 
 
 def test_collapse_is_the_ratio_of_the_components_of_variance() -> None:

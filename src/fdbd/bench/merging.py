@@ -29,6 +29,14 @@ def merged(runs: Sequence[Results]) -> Results:
     if not runs:
         raise ValueError("there are no results to merge")
     first = runs[0]
+    if len(runs) == 1 and first.setting.runs > 1:
+        return first
+    for run in runs:
+        if run.setting.runs > 1:
+            raise ValueError(
+                f"one of the results is a mean over {run.setting.runs} runs, expected single runs: "
+                "a mean of means has another weight for each run; merge all runs at once"
+            )
     for other in runs[1:]:
         _check_alike(first.setting, other.setting)
     rows = [_merged_row(runs, row.name) for row in first.rows]
@@ -53,7 +61,7 @@ def _check_alike(one: Setting, other: Setting) -> None:
 def _merged_setting(runs: Sequence[Results]) -> Setting:
     settings = [run.setting for run in runs]
     notes = list(_distinct(each.notes for each in settings))
-    count = sum(setting.runs for setting in settings)
+    count = len(settings)
     notes.append(
         f"Means over {count} runs ± their standard deviation; intervals are Student's for the mean."
     )

@@ -27,13 +27,19 @@ def tune(
     against `ood_validation` (the first of equals), unfitted; and these options in words.
 
     Only these two sets are looked at, never the test sets. `fit` fits a detector on the training
-    data.
+    data. Options that these do not suffice for, such as more neighbours than samples, are left out;
+    ValueError if no options are left.
     """
     best = -1.0
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, Any] | None = None
+    first_error: ValueError | None = None
     for options in points_of(grid):
         candidate = create(name, **options)
-        fit(candidate)
+        try:
+            fit(candidate)
+        except ValueError as error:
+            first_error = first_error or error
+            continue
         with torch.inference_mode():
             inside = torch.cat([candidate.score(batch) for batch in validation.batches()])
             outside = torch.cat([candidate.score(batch) for batch in ood_validation.batches()])
@@ -41,6 +47,8 @@ def tune(
         if value > best:
             best = value
             chosen = options
+    if chosen is None:
+        raise first_error or ValueError(f"the grid of {name} is empty")
     words = ", ".join(f"{name}={value}" for name, value in chosen.items())
     return create(name, **chosen), words
 
