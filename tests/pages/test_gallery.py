@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import time
 from pathlib import Path
 
@@ -257,6 +258,27 @@ def test_a_person_reviews_with_the_keyboard_and_the_marks_are_kept(
     page.set_input_files("#load-review", tmp_path / "other.json")
     expect(page.locator("#reviewed")).to_contain_text("holds no review")
     assert found.said == []
+
+
+def test_on_a_touch_screen_the_marks_are_buttons(browser, scores: Path, tmp_path: Path) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
+    write_gallery(scores, tmp_path / "g.html")
+    phone = browser.new_context(
+        viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True
+    )
+    page = phone.new_page()
+    page.goto((tmp_path / "g.html").as_uri())
+    card = page.locator("#list li").first
+    card.get_by_role("button", name="out of distribution").tap()
+    expect(page.locator("#reviewed")).to_have_text(re.compile("1 reviewed: .*1 out of"))
+    card.get_by_role("button", name="wrong class").tap()
+    expect(page.locator("#reviewed")).to_have_text(re.compile("1 reviewed: .*1 wrong class"))
+    expect(card.locator("[aria-pressed=true]")).to_have_count(1)
+    card.get_by_role("button", name="wrong class").tap()
+    expect(page.locator("#reviewed")).to_have_text("none reviewed")
+    phone.close()
+    with_mouse = Page(browser, tmp_path / "g.html").page
+    assert with_mouse.locator("#list .marks button").first.is_hidden()
 
 
 def test_filters_stand_on_one_line_and_nothing_is_wider_than_a_phone(

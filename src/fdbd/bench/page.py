@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SCRIPTS = (
     "chart.js",
+    "scroller.js",
     "table.js",
     "histograms.js",
     "roc.js",

@@ -15,14 +15,17 @@ from fdbd.data.pseudo_ood import KINDS
 from fdbd.decision.advice import COST_NOTE, Advice, Interval, describe_cost
 from fdbd.decision.choice import Member
 from fdbd.util.files import write_text
-from fdbd.util.pages import render
+from fdbd.util.pages import render, with_fading_edges
 
 PLOT_WIDTH, PLOT_HEIGHT = 720, 320
-PLOT_LEFT, PLOT_RIGHT, PLOT_BOTTOM = 16, 600, 280
+PLOT_LEFT, PLOT_RIGHT, PLOT_BOTTOM = 48, 600, 280
+PLOT_TOP = 30
 LETTER, LINE = 7, 13
 """The size of a letter in the plot, at most."""
 LONGEST = 16
 """Letters of a detector's name."""
+LEVEL_STEPS = (1, 2, 5, 10, 20, 25)
+"""Percent between two lines of the plot."""
 LABELLED = 0.02
 """Weights from which a detector's name stands beside its point."""
 
@@ -45,7 +48,7 @@ def write_choice(advice: Advice, out: Path, title: str) -> None:
     ]
     page = render(
         "choice.html",
-        "",
+        with_fading_edges(),
         advice.to_dict(),
         images="; img-src data:",
         title=title,
@@ -81,9 +84,16 @@ def _row(member: Member, kinds: list[str]) -> dict[str, Any]:
         "name": member.name,
         "share": share,
         "time": describe_cost(member.cost.microseconds),
-        "memory": f"{member.cost.megabytes:.2g}",
+        "memory": _megabytes(member.cost.megabytes),
         "cells": [_cell(member.aurocs[kind]) for kind in kinds],
     }
+
+
+def _megabytes(size: float) -> str:
+    """A size that a reader takes in: some detectors keep a handful of numbers."""
+    if 0 < size < 0.001:
+        return "< 0.001"
+    return f"{size:.2g}"
 
 
 def _cell(found: Interval) -> dict[str, str]:
@@ -143,6 +153,20 @@ class _TimeAxis(NamedTuple):
         return found
 
 
+def _height(share: float) -> float:
+    """Where a share of the largest weight stands in the plot."""
+    return round(PLOT_BOTTOM - share * (PLOT_BOTTOM - PLOT_TOP), 1)
+
+
+def _levels(top: float) -> list[dict[str, Any]]:
+    """Round weights up to the largest, each with its place: three to five of them."""
+    step = next(step for step in LEVEL_STEPS if 100 * top / step < 5)
+    found = []
+    for percent in range(0, math.floor(100 * top) + 1, step):
+        found.append({"y": _height(percent / 100 / top), "label": f"{percent} %"})
+    return found
+
+
 def _plot(advice: Advice) -> dict[str, Any]:
     """Places of all detectors: the logarithm of the time from left to right, the weight upwards."""
     # The weightiest first, so that their names have room.
@@ -154,7 +178,7 @@ def _plot(advice: Advice) -> dict[str, Any]:
     points: list[dict[str, Any]] = []
     for member, time in zip(members, times):
         x = axis.place(time)
-        y = round(PLOT_BOTTOM - member.weight / top * (PLOT_BOTTOM - 30), 1)
+        y = _height(member.weight / top)
         has_room = not any(_would_overlap(other, x, y) for other in points)
         label = ""
         if member.weight >= LABELLED and has_room:
@@ -174,7 +198,7 @@ def _plot(advice: Advice) -> dict[str, Any]:
         "left": PLOT_LEFT,
         "right": PLOT_RIGHT,
         "bottom": PLOT_BOTTOM,
-        "top": f"{100 * top:.0f}",
+        "levels": _levels(top),
         "points": points,
         "ticks": axis.ticks(),
     }

@@ -11,7 +11,7 @@ from fdbd.data.corruptions import SEVERITIES
 from fdbd.data.pseudo_ood import KINDS
 from fdbd.decision.stress import CAUTION, StressCard, Stressed
 from fdbd.util.files import write_text
-from fdbd.util.pages import render
+from fdbd.util.pages import render, with_fading_edges
 
 PICTURE_SIDE = 160
 
@@ -42,7 +42,7 @@ def write_stress(card: StressCard, out: Path, title: str) -> None:
     }
     page = render(
         "stress.html",
-        "",
+        with_fading_edges(),
         card.to_dict(),
         images="; img-src data:",
         title=f"{title} on {Path(card.data).name}",

@@ -48,6 +48,11 @@ def asset(name: str) -> str:
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
+def with_fading_edges() -> str:
+    """The script of a page that has tables and nothing else that moves."""
+    return asset("scroller.js") + 'document.querySelectorAll(".scroller").forEach(fadeEdge);\n'
+
+
 def score_range(sets: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
     """The range that holds all but the outermost half percent, at either end, of each set's finite
     scores."""

@@ -8,6 +8,7 @@ let shown = [], page = 0;
 
 // What a person says of the samples, by name; kept in this browser, for this page's samples.
 const REVIEWS = { id: "in distribution", ood: "out of distribution", "wrong-class": "wrong class" };
+const SHORT = { id: "ID", ood: "OOD", "wrong-class": "class" };
 const KEYS = { i: "id", o: "ood", w: "wrong-class", u: null };
 const store = `fdbd-reviews ${data.key}`;
 const reviews = new Map(readReviews(storedReviews()));
@@ -133,21 +134,36 @@ function card(index) {
     item.append(image);
   }
   if (data.texts !== null) item.append(element("p", data.texts[index], "text"));
-  label.append(box, " " + data.names[index]);
+  label.append(box, element("span", data.names[index]));
   const outside = isBelow(index, level());
   item.append(label, element("div", className(data.classes_of[index])), element("div", outside ? "out of distribution" : "in distribution", outside ? "verdict-out" : "verdict-in"));
   if (data.errors[index] !== undefined) item.append(element("div", data.errors[index], "verdict-out"));
   else item.append(element("div", `score ${data.scores[index] === null ? "not finite" : data.scores[index].toPrecision(4)}, p\u00a0=\u00a0${data.p_values[index] === null ? "–" : data.p_values[index].toPrecision(2)}`, "soft"));
   if (data.nearest_of[index] >= 0) item.append(element("div", "near " + className(data.nearest_of[index]), "soft"));
-  item.append(element("div", "", "mark"));
+  item.append(element("div", "", "mark"), marks(item));
   showReview(item);
   return item;
+}
+
+// A button for each verdict; pressed again, it takes the verdict back.
+function marks(item) {
+  const box = element("div", undefined, "marks"), index = Number(item.dataset.index);
+  for (const [verdict, words] of Object.entries(REVIEWS)) {
+    const button = element("button", SHORT[verdict]);
+    button.type = "button";
+    button.dataset.verdict = verdict;
+    button.setAttribute("aria-label", words);
+    button.addEventListener("click", () => { review(index, reviews.get(data.names[index]) === verdict ? null : verdict); showReview(item); });
+    box.append(button);
+  }
+  return box;
 }
 
 function showReview(item) {
   const verdict = reviews.get(data.names[Number(item.dataset.index)]);
   if (verdict === undefined) delete item.dataset.review;
   else item.dataset.review = verdict;
+  for (const button of item.querySelectorAll(".marks button")) button.setAttribute("aria-pressed", button.dataset.verdict === verdict);
   item.querySelector(".mark").textContent = verdict === undefined ? "" : `reviewed: ${REVIEWS[verdict]}`;
 }
 

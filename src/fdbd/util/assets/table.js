@@ -45,10 +45,7 @@ function startTable() {
     });
     if (radio.checked) results.dataset.metric = radio.value; // browsers restore forms on reload
   }
-  const scroller = results.parentNode;
-  const showMore = () => scroller.classList.toggle("more", scroller.scrollWidth - scroller.clientWidth - scroller.scrollLeft > 1);
-  scroller.addEventListener("scroll", showMore);
-  addEventListener("resize", showMore);
+  const showMore = fadeEdge(results.parentNode);
   const intervals = byId("intervals");
   const showIntervals = () => {
     results.classList.toggle("intervals", intervals.checked);
