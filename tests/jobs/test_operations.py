@@ -174,6 +174,8 @@ def test_a_random_review_sets_the_threshold_and_rates_the_alarms(place, run, res
     code, out, err = run(*arguments, "review.json", "--review-cost", 1, "--miss-cost", 20)
     assert code == 0, err
     assert f"Cheapest: alpha {cheapest['alpha']:g}" in out
+    is_asked_for = f"--alpha {cheapest['alpha']:g} sets this one" in out
+    assert is_asked_for == (found["new"]["target"] != cheapest["alpha"])
     assert "(precision)" in out
 
 
@@ -313,6 +315,24 @@ def test_inspect_says_what_is_in_the_file(place, run, result) -> None:
     assert code == 0
     assert guard.id in out
     assert guard.threshold.guarantee in out
+
+
+def test_inspect_reads_an_exported_graph(place, run, result) -> None:
+    pytest.importorskip("onnxruntime")
+    guard = fdbd.load("guard.safetensors")
+    assert guard.threshold is not None
+    result("export", "guard.safetensors", "--out", "guard.onnx")
+    found = result("inspect", "guard.onnx")
+    assert found["Guard"]["id"] == guard.id
+    assert found["Threshold"]["value"] == pytest.approx(guard.threshold.value.tolist())
+    assert found["Threshold"]["promise"] == guard.threshold.guarantee
+    assert found["Calibration"]["scores"] == guard.threshold.count
+    code, out, _ = run("inspect", "guard.onnx")
+    assert code == 0
+    assert guard.id in out
+    code, _, err = run("score", "guard.onnx", "fresh.npz", "--out", "new.csv")
+    assert code == 2
+    assert "is an ONNX graph" in err
 
 
 def test_inspect_shows_a_guard_without_a_threshold_and_one_with_a_model(tmp_path, run) -> None:

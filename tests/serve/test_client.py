@@ -44,6 +44,8 @@ def test_a_refusal_is_an_error_with_the_services_reason(url) -> None:
     with pytest.raises(fdbd.ServiceError, match="asks for a bearer token") as refused:
         fdbd.Client(url).decide_features(ROWS)
     assert refused.value.status == 401
+    with pytest.raises(fdbd.ServiceError, match="is not the one that this service asks for"):
+        fdbd.Client(url, f"{TOKEN}x").decide_features(ROWS)
     with pytest.raises(fdbd.ServiceError, match="features have shape"):
         fdbd.Client(url, TOKEN).decide_features([[1.0]])
 

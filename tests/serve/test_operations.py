@@ -188,7 +188,9 @@ def test_metrics_have_a_port_of_their_own_without_a_token(start, feature_guard, 
     assert "fdbd_guard_info" in httpx.get(f"{own}/metrics").text
     assert httpx.get(f"{own}/v2/health/ready").json() == {"ready": True}
     for path in ("/", "/status", "/v2/models/guard"):
-        assert httpx.get(f"{own}{path}").status_code == 404
+        refused = httpx.get(f"{own}{path}")
+        assert refused.status_code == 404
+        assert "this port answers /metrics" in refused.json()["error"]
     assert httpx.post(f"{own}/decide", json=ROW).status_code == 404
 
 

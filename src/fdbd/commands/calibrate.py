@@ -105,7 +105,7 @@ def calibrate(
     if alarms is not None:
         _print_alarms(alarms)
     if table is not None:
-        _print_costs(table)
+        _print_costs(table, found.new)
     if out is None:
         options.say("Nothing was written: give --out FILE for a guard with the new threshold.")
     else:
@@ -271,7 +271,7 @@ def _print_alarms(alarms: Alarms) -> None:
     options.say(f"{words}.")
 
 
-def _print_costs(table: list[Cost]) -> None:
+def _print_costs(table: list[Cost], new: Threshold) -> None:
     """What each rate costs, and the cheapest."""
     titles = ["alpha", "false alarms", "found", "missed", "cost"]
     rows = []
@@ -280,4 +280,8 @@ def _print_costs(table: list[Cost]) -> None:
         rows.append([f"{row.alpha:g}", *(f"{number:.4g}" for number in numbers)])
     best = min(table, key=lambda row: row.cost)
     options.print_table(titles, rows, right=titles, caption="Per 1,000 new samples.")
-    options.say(f"Cheapest: alpha {best.alpha:g}, at a cost of {best.cost:.4g}.")
+    words = f"Cheapest: alpha {best.alpha:g}, at a cost of {best.cost:.4g}."
+    is_new = new.kind == "conformal" and new.target == best.alpha
+    if not is_new:
+        words += f" The new threshold is for another rate: --alpha {best.alpha:g} sets this one."
+    options.say(words)

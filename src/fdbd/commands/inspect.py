@@ -2,26 +2,71 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
 from fdbd.commands import options
 from fdbd.commands.options import answer
 
+OF_THE_THRESHOLD = ("count", "kind", "num_classes", "per_class", "promise", "target")
+"""What a guard keeps of its calibration and the chapter on the threshold says, too."""
+FLOAT64 = 8
+"""Bytes of a score in a graph."""
+
 
 def inspect(guard: Path = options.GUARD, as_json: bool = options.JSON) -> None:
-    """Say what is in a guard's file: detector, threshold and its promise, calibration, model, id
-    and sizes. No model is loaded, and no code runs.
+    """Say what is in a guard's file, or in an .onnx file of fdbd export: detector, threshold and
+    its promise, calibration, model, id and sizes. No model is loaded, and no code runs.
 
-    Example: `fdbd inspect guard.safetensors`
+    Examples: `fdbd inspect guard.safetensors`, `fdbd inspect guard.onnx`
     """
-    found = describe(guard)
+    found = describe_graph(guard) if guard.suffix == ".onnx" else describe(guard)
     lines = []
     for title, part in found.items():
+        shown = {name: value for name, value in part.items() if not _is_repeated(title, name)}
         lines.append(title)
-        for name, value in part.items():
-            lines.append(f"  {name:<16} {_in_words(value)}")
+        width = max(map(len, shown), default=0)
+        for name, value in shown.items():
+            words = name if title == "Tensors" else name.replace("_", " ")
+            lines.append(f"  {words:<{width}}  {_in_words(value)}")
     answer(found, as_json, *lines)
+
+
+def _is_repeated(title: str, name: str) -> bool:
+    """Whether a line would say once more what the threshold's chapter says."""
+    return title == "Calibration" and name in OF_THE_THRESHOLD
+
+
+def describe_graph(path: Path) -> dict[str, dict[str, Any]]:
+    """All that an exported graph says of itself, by chapter, as JSON values."""
+    from fdbd.decision.onnx_export import metadata
+    from fdbd.util.files import hash_file
+
+    about = metadata(path)
+    threshold = about.get("threshold") or {}
+    calibration = base64.b64decode(about.get("calibration") or "")
+    detector = about.get("detector") or {}
+    return {
+        "Guard": {
+            "file": str(path),
+            "id": about.get("id"),
+            "version": about.get("guard_version"),
+            "written by": f"fdbd {about['version']}",
+            "opset": about.get("opset"),
+            "bytes": path.stat().st_size,
+            "sha256": hash_file(path),
+        },
+        "Detector": {"name": detector.get("name"), "options": detector},
+        "Threshold": {**threshold, "promise": about.get("promise")},
+        "Calibration": {"scores": len(calibration) // FLOAT64},
+        "Model": {
+            "head": about.get("head"),
+            "preprocess": about.get("preprocess"),
+            "tokenizer": about.get("tokenizer"),
+            "class names": about.get("class_names") or [],
+        },
+    }
 
 
 def describe(path: Path) -> dict[str, dict[str, Any]]:
@@ -123,5 +168,13 @@ def _in_words(value: Any) -> str:
         shown = ", ".join(str(each) for each in value[:10])
         return f"{shown}, … ({len(value)})" if len(value) > 10 else shown
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_in_words(each)}" for name, each in value.items())
+        return ", ".join(_named(name, each) for name, each in value.items())
     return str(value)
+
+
+def _named(name: str, value: Any) -> str:
+    """A field of a field; more below it stand in brackets."""
+    words = _in_words(value)
+    if isinstance(value, (dict, list)):
+        words = f"({words})"
+    return f"{name} {words}"

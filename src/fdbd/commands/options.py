@@ -56,8 +56,8 @@ GUARD = arg(..., "A guard's file, as fdbd fit writes it.")
 MODEL = opt(None, "The model, if the guard's file names none, or one that runs code.")
 CHECKPOINT = opt(None, "The file of the model's weights, if it is not where the fit found it.")
 _TRUST = (
-    "Run code that a file holds or names: a .pt2 file, or package.module:function in a guard or a"
-    " config."
+    "Run code: that in a .pt2 file, or package.module:function in a config. A function that a"
+    " guard names as its model is trusted by naming it again, with --model."
 )
 TRUST_MODEL = opt(False, _TRUST, "--trust-model")
 DEVICE = opt("auto", "Where the model runs: auto (a GPU if there is one), cpu, cuda:1, …")

@@ -30,9 +30,12 @@ def has_token(request: Request, settings: Settings) -> bool:
 
 
 def _check_token(request: Request, token: str) -> None:
-    if not _is_token_right(request, token):
-        challenge = {"www-authenticate": "Bearer"}
-        raise HTTPException(401, "this service asks for a bearer token", challenge)
+    if _is_token_right(request, token):
+        return
+    reason = "this service asks for a bearer token"
+    if "authorization" in request.headers:
+        reason = "the bearer token is not the one that this service asks for"
+    raise HTTPException(401, reason, {"www-authenticate": "Bearer"})
 
 
 def _is_token_right(request: Request, token: str) -> bool:

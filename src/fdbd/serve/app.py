@@ -247,6 +247,8 @@ def _identity(scope: Scope) -> str:
 
 
 async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope.get(_OWN_PORT):
+        raise HTTPException(404, "this port answers /metrics and /v2/health/… alone")
     path = scope["path"]
     raise HTTPException(404, f"there is nothing at {path[:80]!r}; /docs lists what there is")
 
