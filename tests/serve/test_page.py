@@ -4,15 +4,18 @@ complain about."""
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
 axe_core = pytest.importorskip(
     "axe_playwright_python.sync_playwright", reason="needs axe-playwright-python"
 )
+expect = sync_api.expect
 
 
 @pytest.fixture(scope="module")
@@ -86,18 +89,63 @@ def test_a_file_that_is_no_image_is_refused_in_words(browser, address) -> None:
 
 def test_nothing_of_an_earlier_image_stays_when_a_file_is_refused(browser, address) -> None:
     page, said = open_page(browser, address, "light", 1280)
-    page.wait_for_load_state("networkidle")
+    expect(page.locator("#guard")).to_contain_text("version")
     assert page.locator("img").count() == page.locator("#samples img").count(), "no broken icon"
     choose = {"name": "a.png", "mimeType": "image/png"}
     page.set_input_files("input[type=file]", {**choose, "buffer": png(3)})
     page.locator("#boundaries tbody tr").first.wait_for()
-    assert page.locator("#place .here").count() == 1
+    expect(page.locator("#place .here")).to_have_count(1)
     page.set_input_files("input[type=file]", {**choose, "buffer": b"no image"})
     page.locator("#answer", has_text="Refused").wait_for()
-    page.wait_for_function("document.querySelectorAll('#shown img').length === 0")
-    assert page.locator("#boundaries tbody tr").count() == 0
-    assert page.locator("#place .here").count() == 0
+    expect(page.locator("#shown img")).to_have_count(0)
+    expect(page.locator("#boundaries tbody tr")).to_have_count(0)
+    expect(page.locator("#place .here")).to_have_count(0)
     assert not [line for line in said if "400" not in line]
+    page.close()
+
+
+def score_of(images, image: bytes) -> re.Pattern[str]:
+    """How the page shows the score of an image: its first digits."""
+    score = float(images.decide(images.prepare(image)[None]).scores[0])
+    digits = f"{score:.4g}"[:-1]
+    return re.compile(f"Score {re.escape(digits)}")
+
+
+def test_an_answer_that_comes_before_the_status_is_shown(browser, address, images) -> None:
+    page = browser.new_page()
+    held: list[Any] = []
+    page.route("**/status*", lambda route: held.append(route))
+    with page.expect_request("**/status*"):
+        page.goto(address)
+    choose = {"name": "a.png", "mimeType": "image/png", "buffer": png(3)}
+    page.set_input_files("input[type=file]", choose)
+    expect(page.locator("#answer")).to_contain_text(score_of(images, png(3)))
+    expect(page.locator("#place .here")).to_have_count(0)
+    for route in list(held):
+        route.continue_()
+    expect(page.locator("#place .here")).to_have_count(1)
+    page.close()
+
+
+def test_a_late_answer_to_an_earlier_image_does_not_replace_a_newer_one(
+    browser, address, images
+) -> None:
+    page, said = open_page(browser, address, "light", 1280)
+    held: list[Any] = []
+    page.route("**/decide*", lambda route: held.append(route), times=1)
+    choose = {"name": "a.png", "mimeType": "image/png"}
+    with page.expect_request("**/decide*"):
+        page.set_input_files("input[type=file]", {**choose, "buffer": png(3)})
+    page.set_input_files("input[type=file]", {**choose, "buffer": png(4)})
+    newer = score_of(images, png(4))
+    expect(page.locator("#answer")).to_contain_text(newer)
+    with page.expect_response("**/decide*") as late:
+        held[0].continue_()
+    late.value.finished()
+    # What the page makes of the answer comes before this.
+    page.evaluate("new Promise((done) => setTimeout(done, 50))")
+    expect(page.locator("#answer")).to_contain_text(newer)
+    assert said == []
     page.close()
 
 
@@ -114,19 +162,19 @@ def test_an_alarm_is_explained_and_acknowledged_by_the_button(browser, images, s
         answer = page.request.post(f"{url}/v2/models/guard/infer", data={"inputs": [body]})
         assert answer.ok, answer.text()
     page.locator("#drift", has_text="ALARM").wait_for(timeout=20_000)
-    assert page.locator("#drift-chart .level").text_content() == "alarm"
-    assert page.locator("#drift-about", has_text="The alarm went off").count() == 1
+    expect(page.locator("#drift-chart .level")).to_have_text("alarm")
+    expect(page.locator("#drift-about")).to_contain_text("The alarm went off")
     assert violations(page) == []
     page.fill("#note", "the camera was turned")
     page.click("#acknowledge button")
     page.locator("#drift", has_text="No alarm").wait_for()
-    assert page.locator("#drift-about", has_text="the camera was turned").count() == 1
+    expect(page.locator("#drift-about")).to_contain_text("the camera was turned")
     page.close()
 
 
 def test_the_interface_page_is_accessible(browser, address) -> None:
     page, said = open_page(browser, address, "light", 1280, "/docs")
-    page.wait_for_load_state("networkidle")
+    page.get_by_text("/decide").first.wait_for()
     assert violations(page) == []
     assert said == []
     page.close()
