@@ -24,7 +24,7 @@ def test_the_labels_of_a_composite_are_the_classes_of_its_parts() -> None:
 
 
 def test_images_that_do_not_fill_a_composite_are_refused() -> None:
-    with pytest.raises(ValueError, match="6 images are no multiple"):
+    with pytest.raises(ValueError, match="6 images cannot be joined"):
         composites(torch.zeros(6, 3, 4, 4))
-    with pytest.raises(ValueError, match="0 images are no multiple"):
+    with pytest.raises(ValueError, match="0 images cannot be joined"):
         composite_labels(torch.zeros(0, dtype=torch.int64), 3)

@@ -89,6 +89,23 @@ def test_an_option_of_two_parts_is_ambiguous() -> None:
         fdbd.create("react+scale+energy", percentile=80)
 
 
+def test_an_option_of_a_users_detector_and_of_shaped_is_ambiguous() -> None:
+    class WithMean(fdbd.MaxLogit):
+        """Has an option of the name that `Shaped` has, too."""
+
+        name = "with-mean"
+
+        def __init__(self, mean: float = 0.0) -> None:
+            super().__init__()
+            self.mean = mean
+
+    try:
+        with pytest.raises(ValueError, match="'mean' is an option of with-mean and shaped"):
+            fdbd.create("react+with-mean", mean=1.0)
+    finally:
+        del registered()["with-mean"]
+
+
 def test_an_unknown_option_lists_those_there_are() -> None:
     with pytest.raises(
         ValueError, match=r"no option 'percent'; its options are mean, percentile, temperature"

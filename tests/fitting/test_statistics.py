@@ -217,7 +217,7 @@ def test_a_bank_of_other_numbers_comes_as_float32_and_of_other_widths_not_at_all
         assert bank.samples().dtype == torch.float32
         assert sorted(bank.samples().tolist()) == sorted(rows.to(dtype).float().tolist())
     mixed = over(Bank, [Batch(torch.ones(2, 3)), Batch(torch.ones(2, 4))])
-    with pytest.raises(ValueError, match="rows of 3 and 4 numbers"):
+    with pytest.raises(ValueError, match="rows to keep have 3 and 4 numbers"):
         mixed.samples()
 
 

@@ -183,17 +183,20 @@ def test_tensorboard_log_or_the_pip_command(networks, data, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"colour": 3}, "no such training option: colour"),
-        ({"objective": "triplet"}, "objective 'triplet' is none of cross_entropy, several_labels"),
-        ({"optimizer": "lion"}, "is none of sgd, adamw, lars"),
-        ({"schedule": "bumpy"}, "schedule 'bumpy' is none of"),
-        ({"epochs": 0}, "epochs must be positive, not 0"),
-        ({"lr": 0.0}, "lr must be positive"),
+        ({"colour": 3}, "a recipe has no colour"),
+        (
+            {"objective": "triplet"},
+            "objective is 'triplet', expected 'cross_entropy', 'several_labels', 'supcon' or 'csi'",
+        ),
+        ({"optimizer": "lion"}, "expected 'sgd', 'adamw' or 'lars'"),
+        ({"schedule": "bumpy"}, "schedule is 'bumpy', expected"),
+        ({"epochs": 0}, "epochs is 0, expected a positive number"),
+        ({"lr": 0.0}, "lr is 0.0, expected a positive number"),
         ({"batch_size": 1000}, "a batch of 1000 is larger than the 96 images"),
         ({"num_classes": 3}, "labels run from 0 to 3, outside 0 to 2"),
-        ({"whiten": True}, "whiten is for the compact network"),
+        ({"whiten": True}, "whiten is for the network resnet10_compact"),
         ({"sizes": (8,), "augment": train.Augment(pad=0)}, "sizes needs random crops"),
-        ({"log": "paper"}, "log 'paper' is none of csv"),
+        ({"log": "paper"}, "log is 'paper', expected 'csv'"),
     ],
 )
 def test_bad_options_are_one_sentence(changes, message, networks, data):
@@ -223,7 +226,8 @@ def test_bad_data_are_one_sentence(networks, data):
 def test_a_checkpoint_of_another_recipe_is_refused(networks, data, tmp_path):
     train.train("zoo-ce", data, out=tmp_path, **QUIET, **{**SMALL, "epochs": 1})
     with pytest.raises(
-        ValueError, match=r"of another training \(lr was 0.05, is 0.01\): choose another folder"
+        ValueError,
+        match=r"belongs to another training \(lr was 0.05, is 0.01\): choose another folder",
     ):
         train.train("zoo-ce", data, out=tmp_path, **QUIET, **{**SMALL, "epochs": 1, "lr": 0.01})
 
@@ -300,7 +304,7 @@ def test_training_can_start_from_a_zoo_model():
     )
     with pytest.raises(
         ValueError,
-        match="start is cifar10-ce, a resnet10_compact, which gives no weights to a resnet18",
+        match="weights are those of a resnet10_compact and do not fit a resnet18",
     ):
         train.train("ce-resnet18", (images, np.zeros(16, np.int64)), start="cifar10-ce", **QUIET)
 

@@ -49,7 +49,7 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name_and_its_folder_afterwards
 
 def test_a_folder_in_the_place_of_a_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.txt").mkdir()
-    with pytest.raises(IsADirectoryError, match="is a folder, and a file is to be written"):
+    with pytest.raises(IsADirectoryError, match="is a folder, and the output is a file"):
         files.write_text(tmp_path / "a.txt", "")
     with pytest.raises(FileNotFoundError, match="does not exist; create it first"):
         files.write_text(tmp_path / "b" / "a.txt", "")

@@ -57,7 +57,7 @@ class Batch(NamedTuple):
     def rows(self, which: slice | Tensor) -> Batch:
         """Some rows of every part: a slice, without a copy, or an index (M,) or mask (N,)."""
         some = self._map(lambda part: part[which], lambda views: views[:, which])
-        # Some positions of a map are a map no more.
+        # A selection of a map's positions is no longer a map.
         return some._replace(grid=None)
 
     def without(self, rows: Collection[int]) -> Batch:
@@ -208,7 +208,7 @@ class Head:
     def of(cls, source: object) -> Head:
         """Deprecated: use `Head.from_linear`."""
         warnings.warn(
-            "Head.of is now Head.from_linear; the old name goes in the next release",
+            "Head.of is now Head.from_linear; the old name will be removed in 0.4",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -308,7 +308,7 @@ def required_labels(batch: Batch) -> Tensor:
     """(N,) int64 labels on the CPU; ValueError if there are none."""
     if batch.labels is None:
         raise ValueError(
-            "this detector is fitted by class: give labels in Batch(features, logits, labels)"
+            "this detector learns by class: give labels in Batch(features, logits, labels)"
         )
     return batch.labels.detach().to("cpu", torch.int64)
 

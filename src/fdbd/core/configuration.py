@@ -16,8 +16,8 @@ from typing_extensions import Self
 
 T = TypeVar("T")
 Passes = Generator[Any, Any, None]
-"""What `passes` returns: yields empty statistics, and is sent them summed over the training
-data."""
+"""The generator that `passes` returns: it yields empty statistics, and gets each back summed over
+the training data."""
 
 MOST = 1_000_000
 """The largest count in an option: bounds the memory that a forged file can ask for."""
@@ -98,7 +98,8 @@ class Configured(nn.Module):
     name: ClassVar[str] = ""
     paper: ClassVar[Paper | None] = None
     needs: Needs = Needs()
-    """What it reads and what its fit takes; may be set per instance if that depends on options."""
+    """What a score reads and what a fit takes. An instance sets its own if that depends on its
+    options."""
     fit_dtype: torch.dtype = torch.float32
     """float64 if head or features are, else float32."""
 
@@ -140,7 +141,7 @@ class Configured(nn.Module):
     def set(self, **tensors: Tensor) -> None:
         """Deprecated: use `set_buffers`."""
         warnings.warn(
-            "set(…) is now set_buffers(…); the old name goes in the next release",
+            "set(…) is now set_buffers(…); the old name will be removed in 0.4",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -250,8 +251,8 @@ def require_name(module: nn.Module) -> None:
         if isinstance(part, Configured) and _REGISTRY.get(part.name) is not type(part):
             kind = type(part).__name__
             raise ValueError(
-                f"{kind} has no name of its own, by which a file could say what it is: give the "
-                f"class one, such as name = {kind.lower()!r}"
+                f"{kind} has no name of its own, which a file needs to say what it holds: give "
+                f"the class one, such as name = {kind.lower()!r}"
             )
 
 
@@ -307,7 +308,7 @@ def _plain(value: Any) -> Any:
 
 
 def _restored(value: Any) -> Any:
-    """What `_plain` made plain."""
+    """An option from the JSON values that `_plain` made of it."""
     if isinstance(value, list):
         return [_restored(item) for item in value]
     return from_config(value) if isinstance(value, dict) else value

@@ -54,7 +54,9 @@ class Grid(NamedTuple):
                 "one class index per pixel; leave labels out if there are none"
             )
         if 0 in labels.shape[1:]:
-            raise ValueError(f"label maps have shape {tuple(labels.shape)}: they hold no pixel")
+            raise ValueError(
+                f"label maps have shape {tuple(labels.shape)}: expected at least one pixel"
+            )
         rows = nearest_pixels(labels.shape[1], self.height, labels.device)
         columns = nearest_pixels(labels.shape[2], self.width, labels.device)
         return labels[:, rows][:, :, columns].reshape(-1)

@@ -79,17 +79,19 @@ def decode_draft(
             image.draft(None, (least_side, least_side))
         decoded_width, decoded_height = image.size
         pixels = load_pixels(image, name=label)
-    if pixels.shape[:2] == (decoded_height, decoded_width):
-        return Picture(pixels, height, width)
-    # It was turned upright.
-    return Picture(pixels, width, height)
+    was_turned_upright = pixels.shape[:2] != (decoded_height, decoded_width)
+    if was_turned_upright:
+        return Picture(pixels, height=width, width=height)
+    return Picture(pixels, height, width)
 
 
 class Picture(NamedTuple):
     """Decoded pixels, and the size of the picture that they show: larger than theirs in a draft."""
 
-    pixels: Pixels  #: (H, W, 3)
-    height: int  #: of the whole picture
+    #: (H, W, 3)
+    pixels: Pixels
+    #: height and width of the whole picture
+    height: int
     width: int
 
     @classmethod
@@ -184,8 +186,9 @@ def tile_pixels(image: Image) -> int:
     tags = getattr(image, "tag_v2", None)
     if image.format != "TIFF" or tags is None:
         return 0
-    # A tag may be absent, or hold something that is no number.
-    width, length = tags.get(_TILE_WIDTH), tags.get(_TILE_LENGTH)
+    # A tag may be absent, or hold something that is not a number.
+    width = tags.get(_TILE_WIDTH)
+    length = tags.get(_TILE_LENGTH)
     if not isinstance(width, int) or not isinstance(length, int):
         return 0
     return width * length

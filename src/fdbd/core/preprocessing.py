@@ -213,8 +213,9 @@ class Preprocess:
         return resized[top : top + self.height, left : left + self.width]
 
     def unfit(self, mask: Pixels, height: int, width: int, unseen: int = 0) -> Pixels:
-        """A map (h, w) of the model's input, of any resolution, as one of the whole picture
-        (height, width): each pixel has the value at its place. What `fit` cuts off is `unseen`.
+        """A map (h, w) over the model's input, of any resolution, enlarged to the whole picture
+        (height, width): each pixel gets the value of the nearest position, and `unseen` if `fit`
+        cuts it off.
 
         >>> mask = np.array([[1, 2], [3, 4]], np.uint8)
         >>> Preprocess(size=32).unfit(mask, 2, 4)
@@ -270,7 +271,8 @@ class Preprocess:
         return 4 * (width * height + between) + 7 * resized + row * (1 + 2 * 4)
 
     def normalise(self, images: Pixels) -> Tensor:
-        """What `fit` has made, (N, height, width, 3) uint8, to (N, 3, height, width) float32."""
+        """Images as `fit` returns them, (N, height, width, 3) uint8, to (N, 3, height, width)
+        float32."""
         # Here, so that a program that serves an ONNX graph does without it.
         import torch
 

@@ -1,5 +1,5 @@
-"""How texts become the inputs of a text model, as plain values that a guard's file can carry: texts
-can be scored and served without transformers, without the model's folder and without torch."""
+"""The tokenizer of a text model, as plain values that a guard's file can carry: with it, texts are
+scored and served without transformers, without the model's folder and without torch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,23 @@ INPUTS = {
     "attention_mask": "attention_mask",
     "token_type_ids": "type_ids",
 }
-"""What a model calls its inputs, and what the tokenizers library calls them."""
+"""The model's names for its inputs, and the names of the same arrays in the tokenizers library."""
 
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """How texts become a text model's inputs."""
+    """The settings of a text model's tokenizer: how texts become the model's inputs."""
 
-    json: str  #: the tokenizer in the form of the ``tokenizers`` library
-    max_tokens: int  #: longer texts are cut
-    pad_id: int  #: the token that fills up shorter texts of a batch
-    pad_left: bool = False  #: whether it stands before the text
-    inputs: tuple[str, ...] = ("input_ids", "attention_mask")  #: keyword arguments of the model
+    #: the tokenizer in the form of the ``tokenizers`` library
+    json: str
+    #: longer texts are cut
+    max_tokens: int
+    #: the token that fills up shorter texts of a batch
+    pad_id: int
+    #: whether padding stands before the text
+    pad_left: bool = False
+    #: keyword arguments of the model
+    inputs: tuple[str, ...] = ("input_ids", "attention_mask")
 
     @classmethod
     def from_dict(cls, values: Any) -> TextTokenizer:
@@ -68,7 +73,7 @@ class TextTokenizer:
         return {**asdict(self), "inputs": list(self.inputs)}
 
     def encoder(self) -> TextEncoder:
-        """What turns texts into inputs."""
+        """The function that turns texts into inputs."""
         return TextEncoder(self)
 
 
@@ -106,7 +111,7 @@ class TextEncoder:
 
     @property
     def row_shape(self) -> tuple[int, int]:
-        """Of `row`."""
+        """(lines, tokens) of an array that `row` returns."""
         return self._shape(self._description.max_tokens)
 
     def row(self, text: str) -> NDArray[np.int32]:
@@ -128,8 +133,8 @@ class TextEncoder:
         return rows
 
     def inputs_of(self, rows: NDArray[np.int32], cut: bool = True) -> dict[str, NDArray[np.int64]]:
-        """The model's inputs (N, T) for rows of `row`; T is that of the longest text, or that of
-        the rows if they are not `cut`."""
+        """The model's inputs (N, T) from rows that `row` made. With `cut`, T is the number of
+        tokens of the longest text, else that of the rows."""
         if cut:
             is_used: NDArray[np.bool_] = np.any(rows[:, 0], axis=0)
             # A model may not take texts without any token.

@@ -47,4 +47,7 @@ def composite_labels(labels: Tensor, num_classes: int) -> Tensor:
 
 def _check_count(count: int) -> None:
     if not count or count % PARTS:
-        raise ValueError(f"a composite has {PARTS} images: {count} images are no multiple of that")
+        raise ValueError(
+            f"{count} images cannot be joined into composites of {PARTS}, expected a multiple of "
+            f"{PARTS}"
+        )

@@ -201,7 +201,7 @@ def prepare(
 
 
 def _cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -232,7 +232,8 @@ def _decoded(
 
 
 def _sliced(pixels: Sliceable, preprocess: Preprocess, rows: range) -> Pixels:
-    """Large images come in slices that are no larger than one image may be."""
+    """The images of some rows, cropped to the network's size. Large ones are read in slices of at
+    most the pixels that a single image may have."""
     step = max(1, MAX_PIXELS // max(1, pixels.shape[1] * pixels.shape[2]))
     fitted = []
     for part in cut(rows, step):

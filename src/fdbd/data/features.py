@@ -46,14 +46,19 @@ class FeatureSet:
     (5, torch.float32)
     """
 
-    name: str  #: the dataset's name
-    features: Tensor  #: (N, P), any floating dtype; batches come out in float32 (or float64)
-    labels: Tensor | None = None  #: (N,) class indices; None: not known
-    logits: Tensor | None = None  #: (N, C); None: computed from the head
+    #: the dataset's name
+    name: str
+    #: (N, P), any floating dtype; batches come out in float32 (or float64)
+    features: Tensor
+    #: (N,) class indices; None: not known
+    labels: Tensor | None = None
+    #: (N, C); None: computed from the head
+    logits: Tensor | None = None
     #: a key of the samples themselves (such as the images), the same under every model; "": not
     #: known
     samples: str = ""
-    layers: Mapping[str, Tensor] | None = None  #: pooled earlier layers by name, (N, P_layer) each
+    #: pooled earlier layers by name, (N, P_layer) each
+    layers: Mapping[str, Tensor] | None = None
     #: the samples as images, in the same order; None: not at hand
     images: Images | None = None
 
@@ -86,9 +91,9 @@ class RowBatch(NamedTuple):
     """Some rows of the input, in order; those that could not be read are named in `errors`."""
 
     names: Names
-    """Of all rows: a range of row numbers, or paths."""
+    """The names of all rows: a range of row numbers, or paths."""
     inputs: Tensor | Batch
-    """Of the readable rows, in order: images ready for the model, or features."""
+    """The readable rows, in order: images ready for the model, or features."""
     errors: Mapping[int, str]
     """Why a row could not be read, by its position in `names`."""
 
@@ -252,7 +257,7 @@ class ParquetFeatures(FeatureRows):
         self._check_footer(counts)
         self._types = {name: schema.field(name).type for name in self._names}
         self._values: dict[str, list[int]] = {}
-        """How many numbers each row group has, by column."""
+        """The count of numbers in each row group, by column."""
         for name in self._columns(labels=False):
             self._check_type(name)
             with readable(self.source, "Parquet file"):
@@ -358,14 +363,15 @@ class ParquetFeatures(FeatureRows):
 
 def _leaf(schema: Any, name: str) -> int:
     """Index of the Parquet column that holds the numbers of a column of lists."""
-    for number, leaf in enumerate(map(schema.column, range(len(schema)))):
+    for number in range(len(schema)):
+        leaf = schema.column(number)
         if leaf.path.startswith(f"{name}.") and leaf.max_repetition_level:
             return number
     raise OSError(f"the column {name!r} has no numbers")
 
 
 def _values_of(group: RowGroup, leaf: int) -> int:
-    """How many numbers a row group holds in one of its columns."""
+    """The count of numbers in one column of a row group."""
     if leaf >= len(group.values):
         raise ValueError(f"its footer is damaged: a row group has {len(group.values)} columns")
     return group.values[leaf]

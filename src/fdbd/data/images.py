@@ -40,7 +40,8 @@ class ImageFiles(Sequence[Pixels]):
     """Image files, perhaps below a folder, decoded on access: ``files[i]`` is uint8 RGB (H, W, 3),
     or its centre square at (size, size, 3)."""
 
-    names: Sequence[str]  #: or paths
+    #: or paths
+    names: Sequence[str]
     size: int | None = None
     folder: str | Path = ""
     marks: NDArray[np.int64] | None = None
@@ -103,8 +104,8 @@ class ImageFiles(Sequence[Pixels]):
         return now != before
 
     def _mark(self, name: str) -> tuple[int, int, int, int]:
-        """What changes when a file is rewritten, or replaced by another of the same size and
-        time."""
+        """Numbers that change when a file is rewritten, or replaced by another one of the same size
+        and time."""
         try:
             found = os.stat(os.path.join(self.folder, name))
         except OSError:
@@ -139,9 +140,12 @@ class Images:
     `ImageFiles`."""
     #: class indices (N,), from any sequence of integers; or None
     labels: NDArray[np.int64] | None = None
-    classes: tuple[str, ...] = ()  #: class names, perhaps none
-    name: str = "images"  #: what tables call the set
-    source: str = "memory"  #: where it came from, for people
+    #: class names, perhaps none
+    classes: tuple[str, ...] = ()
+    #: what tables call the set
+    name: str = "images"
+    #: where it came from, for people
+    source: str = "memory"
     #: finds the content key; None: by the images themselves
     find_key: Callable[[], str] | None = None
     #: how many entries of a folder were skipped, by reason
@@ -182,7 +186,7 @@ class Images:
 
     @property
     def names(self) -> Names:
-        """What tables call the images: a path for each, or row numbers."""
+        """The images' names in tables: a path for each, or row numbers."""
         return self.images.names if isinstance(self.images, ImageFiles) else range(len(self))
 
     @property
@@ -257,36 +261,24 @@ def find_images(folder: str | os.PathLike[str]) -> Images:
     root = os.fspath(folder)
     skipped: Counter[str] = Counter()
     met: set[tuple[int, int]] = set()
-    # Paths below the root; the root itself is "".
-    found: dict[str, list[str]] = {"image": [], "folder": [""], "link": []}
-    while found["folder"] or found["link"]:
-        kind_to_read = "folder" if found["folder"] else "link"
-        name = found[kind_to_read].pop()
-        path = os.path.join(root, name)
-        try:
-            status = os.stat(path)
-            identity = (status.st_dev, status.st_ino)
-            if identity in met:
-                skipped["a link to a folder met before"] += 1
-                continue
-            met.add(identity)
-            with os.scandir(path) as entries:
-                ordered = sorted(entries, key=lambda entry: entry.name, reverse=True)
-        except OSError:
-            is_root = not name
-            if is_root:
-                raise
-            skipped["a folder that cannot be read"] += 1
-            continue
-        for entry in ordered:
+    images: list[str] = []
+    # What is still to be read, as paths below the root; the root itself is "".
+    folders = [""]
+    links: list[str] = []
+    while folders or links:
+        name = folders.pop() if folders else links.pop()
+        for entry in _entries_of(root, name, met, skipped):
+            path = f"{name}/{entry.name}" if name else entry.name
             kind = _kind(entry)
-            if kind not in found:
-                skipped[kind] += 1
-            elif name:
-                found[kind].append(f"{name}/{entry.name}")
+            if kind == "image":
+                images.append(path)
+            elif kind == "folder":
+                folders.append(path)
+            elif kind == "link":
+                links.append(path)
             else:
-                found[kind].append(entry.name)
-    names = sorted(found["image"], key=lambda name: name.split("/"))
+                skipped[kind] += 1
+    names = sorted(images, key=lambda name: name.split("/"))
     if not names:
         raise ValueError(
             f"{root} holds no image ({', '.join(sorted(EXTENSIONS))}){describe_skipped(skipped)}"
@@ -295,6 +287,30 @@ def find_images(folder: str | os.PathLike[str]) -> Images:
     return Images(
         ImageFiles(names, folder=root), labels, classes, Path(root).name, root, skipped=skipped
     )
+
+
+def _entries_of(
+    root: str, name: str, met: set[tuple[int, int]], skipped: Counter[str]
+) -> list[os.DirEntry[str]]:
+    """The entries of the folder `name` below the root, the last name first. None, and one more in
+    `skipped`, if the folder is among those that were `met` or cannot be read; an error if the root
+    itself cannot be read."""
+    path = os.path.join(root, name)
+    try:
+        status = os.stat(path)
+        identity = (status.st_dev, status.st_ino)
+        if identity in met:
+            skipped["a link to a folder met before"] += 1
+            return []
+        met.add(identity)
+        with os.scandir(path) as entries:
+            return sorted(entries, key=lambda entry: entry.name, reverse=True)
+    except OSError:
+        is_root = not name
+        if is_root:
+            raise
+        skipped["a folder that cannot be read"] += 1
+        return []
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
@@ -314,7 +330,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def describe_skipped(skipped: Mapping[str, int]) -> str:
-    """What was skipped, for the end of a sentence; "" if nothing was.
+    """The entries that were skipped, as the end of a sentence; "" if there were none.
 
     >>> describe_skipped({"hidden": 3})
     '; skipped: 3 hidden'

@@ -1,4 +1,4 @@
-"""What a user typed, as rows to fit on or to score: a folder or a file of images, features, or a
+"""Rows to fit on or to score, from what a user typed: a folder or a file of images, features, or a
 dataset by name."""
 
 from __future__ import annotations

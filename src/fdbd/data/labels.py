@@ -86,7 +86,7 @@ class Agreement:
         self.mismatches: list[tuple[int, int]] = []
         """Label and prediction of the first that differ."""
         self.per_class: Counter[int] = Counter()
-        """How many labels there are of each class."""
+        """The number of labels of each class."""
         self.confusions: Counter[tuple[int, int]] = Counter()
         """How often samples with one label are predicted as another class, by label and
         prediction."""

@@ -45,7 +45,7 @@ _NUM_VALUES = 5
 
 
 class RowGroup(NamedTuple):
-    """What the footer says of one row group."""
+    """One row group, as the footer describes it."""
 
     rows: int
     values: tuple[int, ...]

@@ -32,7 +32,7 @@ class Kind:
 
     name: str
     summary: str
-    """What is done, for the caption of a picture."""
+    """A few words on the change, for the caption of a picture."""
     change: Change
 
 
@@ -120,7 +120,7 @@ def shuffle_patches(images: Tensor, limits: Limits, generator: torch.Generator) 
     """The image cut into a grid of 8 × 8 patches, which change places: textures and colours stay,
     shapes go."""
     count, channels, height, width = images.shape
-    # Sides that are no multiple of the grid are resized to the next one, and back afterwards.
+    # Sides that are not a multiple of the grid are resized to the next one, and back afterwards.
     tall = _next_multiple(height)
     wide = _next_multiple(width)
     even = images

@@ -76,7 +76,7 @@ def text_kinds(
         texts: in-distribution texts that neither the network nor the fit has seen.
         count: how many of each kind; texts are used again if there are fewer.
         seed: of everything that is drawn.
-        language: the two letters of the texts' language, which is no other language to them.
+        language: the two letters of the texts' own language, which the other languages leave out.
 
     >>> kinds = text_kinds(["book a table for two"], count=3)
     >>> {name: len(made) for name, made in kinds.items()}
@@ -174,8 +174,8 @@ def _checked_tokens(inputs: object) -> dict[str, Tensor]:
     if not isinstance(inputs, Mapping) or not isinstance(inputs.get(IDS), Tensor):
         raise ValueError(
             f"pseudo-OOD tokens are made of a dict with {IDS!r} (N, L), not of a "
-            f"{type(inputs).__name__}; of texts whose features are computed elsewhere, make them "
-            "with fdbd.data.text_kinds"
+            f"{type(inputs).__name__}; for texts whose features are computed elsewhere, use "
+            "fdbd.data.text_kinds"
         )
     ids = inputs[IDS]
     if ids.ndim != 2 or ids.numel() == 0 or ids.is_floating_point():

@@ -55,7 +55,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _record(line: str) -> dict[str, Any] | None:
-    """What a line says; None if it is no whole record."""
+    """The record in a line; None if the line is not a complete record."""
     try:
         record = json.loads(line)
     except ValueError:

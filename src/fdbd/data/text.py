@@ -27,7 +27,7 @@ NEWSGROUPS20 = (
 CLINC150_VECTORS = Path(__file__).with_name("clinc150-minilm.safetensors")
 """Sentence vectors of a part of CLINC150, which the package holds."""
 _TEST_SHARE = 3
-"""Of the posts of a newsgroup, every third one is for testing."""
+"""Every third post of a newsgroup is for testing."""
 _MAX_BYTES = 1 << 28
 
 
@@ -57,7 +57,8 @@ class TextSets:
     train: Texts
     test: Texts
     ood: dict[str, Texts]
-    file: str = ""  #: with its SHA-256, for notes
+    #: with its SHA-256, for notes
+    file: str = ""
 
 
 def load_clinc150() -> TextSets:
@@ -89,7 +90,7 @@ class Clinc150Vectors(NamedTuple):
     test_labels: Tensor
     out_of_scope: Tensor
     names: Tensor
-    """Of the intents' names, (150, 384)."""
+    """(150, 384) vectors of the intents' names."""
     classes: tuple[str, ...]
 
 

@@ -51,9 +51,12 @@ class ActSub(Banked):
         "Activation Subspaces for Out-of-Distribution Detection", "Zöngür et al.", "ICCV", 2025
     )
     needs = Needs(passes=1)
-    decisive: Annotated[Tensor, "P K"]  #: leading right singular vectors of the head's weight
-    rest: Annotated[Tensor, "P I"]  #: the others
-    bank: Annotated[Tensor, "M I"]  #: directions of the training samples in the rest
+    #: leading right singular vectors of the head's weight
+    decisive: Annotated[Tensor, "P K"]
+    #: the others
+    rest: Annotated[Tensor, "P I"]
+    #: directions of the training samples in the rest
+    bank: Annotated[Tensor, "M I"]
 
     def __init__(
         self, percentile: float = 95.0, power: float = 2.0, k: int = 10, alpha: float = 1.0

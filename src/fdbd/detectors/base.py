@@ -71,8 +71,10 @@ class Detector(Configured):
     tensor([5.])
     """
 
-    head_weight: Annotated[Tensor, "C P"]  #: weight of the head that it was fitted with
-    head_bias: Annotated[Tensor, "C"]  #: its bias
+    #: weight of the head that it was fitted with
+    head_weight: Annotated[Tensor, "C P"]
+    #: its bias
+    head_bias: Annotated[Tensor, "C"]
 
     has_known_direction: bool = True
     """Whether a higher score is known to mean in-distribution, as everywhere but in ablations."""
@@ -345,7 +347,7 @@ def _adopt_old_score(cls: type[Detector]) -> None:
     a warning."""
     warnings.warn(
         f"{cls.__qualname__} defines score(batch): rename it to formula(batch), which Detector's "
-        "score calls with a checked batch; the old name goes in the next release",
+        "score calls with a checked batch; the old name will be removed in 0.4",
         DeprecationWarning,
         stacklevel=4,
     )

@@ -62,8 +62,10 @@ class Ensemble(Detector):
     torch.Size([3])
     """
 
-    knots: Annotated[Tensor, "M K"]  #: ascending calibration scores of each member
-    levels: Annotated[Tensor, "K"]  #: p-values at the knots
+    #: ascending calibration scores of each member
+    knots: Annotated[Tensor, "M K"]
+    #: p-values at the knots
+    levels: Annotated[Tensor, "K"]
 
     name = "ensemble"
     paper = Paper("The harmonic mean p-value for combining dependent tests", "Wilson", "PNAS", 2019)
@@ -119,6 +121,8 @@ class Ensemble(Detector):
     def observe(
         self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None
     ) -> Batch:
+        # Each member observes what the one before it makes of the images: the batch collects what
+        # all of them add to it.
         for member in self.members:
             classifier = partial(member.observe, classifier=classifier, labels=labels)
         return classifier(images)
@@ -258,7 +262,7 @@ def _checked_weights(weights: Sequence[float] | None, num_members: int) -> tuple
 
 
 def _needs_of_all(members: Sequence[Detector]) -> Needs:
-    """What the members need together; an error for members that cannot be combined."""
+    """The needs of all members together; ValueError for members that cannot be combined."""
     layers: list[str] = []
     reads_views = False
     passes: int | None = 0

@@ -51,26 +51,34 @@ class GEN(Detector):
         self.top = at_least_one("top", top, "a number of classes, at least 1")
 
     def formula(self, batch: Batch) -> Tensor:
+        # With Σ the sum of the weights e^gap, p = e^gap / Σ and 1 − p = rest / Σ.
         gap = gaps(required_logits(batch))
         weights = bound_(gap.clone()).exp_()
-        # The power blows up 1 − p near p = 1, where float32 has no digits left. So for the
-        # predicted class 1 − p is taken as the sum over the others: the weights below 1, and the
-        # classes that share the largest logit with it.
-        is_below = -gap.sign()
-        ties = gap.shape[1] - is_below.sum(dim=1, keepdim=True)
-        others = is_below.mul_(weights).sum(dim=1, keepdim=True)
-        total = others + ties
-        rest_of_largest = (others + (ties - 1)).log()
-        # `bound_` has raised weights that are so small: their sum is then taken exactly.
-        tiny = -60 if gap.dtype == torch.float32 else -600
-        is_tiny = rest_of_largest < tiny
-        if is_out_of_sight(gap) or is_tiny.any():
-            without_largest = gap.masked_fill(gap == 0, torch.finfo(gap.dtype).min)
-            exact = without_largest.logsumexp(dim=1, keepdim=True)
-            rest_of_largest = torch.where(is_tiny, exact, rest_of_largest)
+        total, log_rest_of_largest = _total_and_log_rest(gap, weights)
         if self.top < gap.shape[1]:
             gap = largest(gap, self.top)
             weights = bound_(gap.clone()).exp_()
-        # log (1 − p) + log Σ of each class.
-        rest = torch.where(gap < 0, (total - weights).log(), rest_of_largest)
-        return -(self.gamma * (gap + rest - 2 * total.log())).exp().sum(dim=1)
+        log_rest = torch.where(gap < 0, (total - weights).log(), log_rest_of_largest)
+        return -(self.gamma * (gap + log_rest - 2 * total.log())).exp().sum(dim=1)
+
+
+def _total_and_log_rest(gap: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, 1) the sum of the weights (N, C), and the logarithm of that sum without the weight of the
+    predicted class.
+
+    The power of the score blows up 1 − p near p = 1, where float32 has no digits left. So the rest
+    is not the sum less 1, but is summed over the other classes: the weights below 1, and the
+    classes that share the largest logit."""
+    is_below = -gap.sign()
+    ties = gap.shape[1] - is_below.sum(dim=1, keepdim=True)
+    others = is_below.mul_(weights).sum(dim=1, keepdim=True)
+    total = others + ties
+    log_rest = (others + (ties - 1)).log()
+    # `bound_` has raised weights that are so small: their sum is then taken exactly.
+    tiny = -60 if gap.dtype == torch.float32 else -600
+    is_tiny = log_rest < tiny
+    if is_out_of_sight(gap) or is_tiny.any():
+        without_largest = gap.masked_fill(gap == 0, torch.finfo(gap.dtype).min)
+        exact = without_largest.logsumexp(dim=1, keepdim=True)
+        log_rest = torch.where(is_tiny, exact, log_rest)
+    return total, log_rest

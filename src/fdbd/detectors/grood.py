@@ -55,8 +55,10 @@ class GROOD(Banked):
         "GROOD: GRadient-Aware Out-of-Distribution Detection", "ElAraby et al.", "TMLR", 2025
     )
     needs = Needs(labels=True, passes=2)
-    class_means: Annotated[Tensor, "S P"]  #: of the classes with training samples
-    outlier: Annotated[Tensor, "P"]  #: the prototype o
+    #: of the classes with training samples
+    class_means: Annotated[Tensor, "S P"]
+    #: the prototype o
+    outlier: Annotated[Tensor, "P"]
 
     def __init__(self, prototype: Sequence[float] | None = None, alpha: float = 1.0) -> None:
         super().__init__(k=1, alpha=alpha)

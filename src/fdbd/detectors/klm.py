@@ -51,7 +51,8 @@ class KLMatching(Detector):
         weights = exponents.exp()
         total = weights.sum(dim=1)
         match = (weights @ self.log_templates.T).amax(dim=1)
-        return (match - exponents.mul_(weights).sum(dim=1)) / total + total.log()
+        weighted_exponents = exponents.mul_(weights).sum(dim=1)
+        return (match - weighted_exponents) / total + total.log()
 
 
 def predictions(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from fdbd.fitting.sample_size import warn_of_few_for_covariance
 from fdbd.fitting.statistics import Moments, Transformed
 
 _SEED = 0
-"""Of the random Fourier features: a fit gives the same detector every time."""
+"""Seed of the random Fourier features, fixed so that every fit gives the same detector."""
 
 
 class KPCA(Detector):

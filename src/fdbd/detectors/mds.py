@@ -32,7 +32,7 @@ ADVERSARIAL_STEP = 0.05
 
 
 class SharedCovariance(Detector):
-    """What MDS, MDS++ and SSD have in common: distances to class means under one covariance, which
+    """The common base of MDS, MDS++ and SSD: distances to class means under one covariance, which
     whitening makes Euclidean."""
 
     center: Annotated[Tensor, "P"]
@@ -333,4 +333,6 @@ class LayerMoments(Together):
     def merge(self, other: Self) -> None:
         super().merge(other)
         self.has_adversarial |= other.has_adversarial
-        self.parts = self.parts or other.parts
+        if not self.parts:
+            # No batch was counted here yet.
+            self.parts = other.parts

@@ -26,7 +26,7 @@ from fdbd.fitting.statistics import Additive, Together, check_finite, with_logit
 from fdbd.util.torch_compat import tracing
 
 _BASE = 1000.0
-"""Of the logarithm that spaces the edges of the bins, in the authors' code."""
+"""Base of the logarithm that spaces the edges of the bins, in the authors' code."""
 
 
 class NAC(Detector):
@@ -70,8 +70,10 @@ class NAC(Detector):
         2024,
     )
     needs = Needs(logits=True, passes=1)
-    edges: Annotated[Tensor, "E"]  #: upper ends of all bins but the last
-    coverage: Annotated[Tensor, "P B"]  #: of each bin of each neuron, from 0 to 1
+    #: upper ends of all bins but the last
+    edges: Annotated[Tensor, "E"]
+    #: of each bin of each neuron, from 0 to 1
+    coverage: Annotated[Tensor, "P B"]
 
     def __init__(
         self,
@@ -173,8 +175,8 @@ class NAC(Detector):
 
 
 class _Occupancy(Additive):
-    """How many samples have each neuron's state of one layer in each bin, (P, B); the detector says
-    which."""
+    """Counts (P, B) for one layer: the number of samples whose state of a neuron falls into a bin,
+    by the detector's definition of states and bins."""
 
     sums = ("count", "counts")
 

@@ -22,7 +22,7 @@ from fdbd.fitting.statistics import Histogram, Sum, with_logits
 _ENDS = (0.001, 0.999)
 """Quantiles of all activations between which the bins lie (the authors')."""
 _NORM = 1000.0
-"""Of the vector of bin weights in the authors' code; it scales all scores alike."""
+"""Norm of the vector of bin weights in the authors' code; it scales all scores alike."""
 
 
 class OptFS(Detector):
@@ -54,7 +54,8 @@ class OptFS(Detector):
         2024,
     )
     needs = Needs(logits=True, passes=2)
-    theta: Annotated[Tensor, "T"]  #: one weight per bin, between two zeros for what lies outside
+    #: one weight per bin, between two zeros for what lies outside
+    theta: Annotated[Tensor, "T"]
     low: Annotated[Tensor, ""]
     bins_per_unit: Annotated[Tensor, ""]
 

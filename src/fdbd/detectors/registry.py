@@ -74,13 +74,14 @@ def create(name: str, **options: object) -> Detector:
       (detector): FDBD(normalizer='norm', nearest=None)
     )
     """
-    *shapings, detector_kind = _kinds(name)
-    kinds = [*shapings, detector_kind]
-    *of_shapings, of_detector, of_shaped = _options_by_part(name, kinds, options)
-    detector: Any = detector_kind(**of_detector)
+    kinds = _kinds(name)
+    options_of_parts, of_shaped = _options_by_part(name, kinds, options)
+    detector_kind = kinds.pop()
+    detector: Any = detector_kind(**options_of_parts.pop())
     # From the inside to the outside: the last shaping stands next to the detector.
-    for kind, of_shaping in reversed(list(zip(shapings, of_shapings))):
-        shaping = create_shaping(kind.name, detector_kind, **of_shaping)
+    while kinds:
+        kind = kinds.pop()
+        shaping = create_shaping(kind.name, detector_kind, **options_of_parts.pop())
         detector = Shaped(shaping, detector, **of_shaped)
         # `mean` is about the detector, so it goes to the shaping next to it alone.
         of_shaped = {}
@@ -106,7 +107,7 @@ def create_shaping(
     given = dict(options)
     if before is not None and issubclass(before, FDBD) and kind.name in PERCENTILES_BEFORE_FDBD:
         given.setdefault("percentile", PERCENTILES_BEFORE_FDBD[kind.name])
-    of_shaping, _ = _options_by_part(shaping, [kind], given)
+    [of_shaping], _ = _options_by_part(shaping, [kind], given)
     return kind(**of_shaping)
 
 
@@ -160,7 +161,7 @@ def _find(part: str) -> type[Configured]:
         raise ValueError(
             '"auto" is not one detector but a choice among several, which takes a network and '
             "held-out data: give it to fdbd.Guard(model, 'auto'), fdbd fit --detector auto or fdbd "
-            "bench; of detectors that you name, make an fdbd.Ensemble"
+            "bench; to combine detectors of your own choice, use fdbd.Ensemble"
         )
     known = list_detectors()
     close = difflib.get_close_matches(part, known)
@@ -173,12 +174,13 @@ def _find(part: str) -> type[Configured]:
 
 def _options_by_part(
     name: str, kinds: list[type[Configured]], options: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """The options of each part, and last those of `Shaped` itself."""
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The options of each part, and those of `Shaped` itself."""
+    titles = [kind.name for kind in kinds]
     accepted = [set(parameters_of(kind)) for kind in kinds]
     has_shaping = len(kinds) > 1
-    of_shaped = {"mean"} if has_shaping else set()
-    accepted.append(of_shaped)
+    titles.append(Shaped.name)
+    accepted.append({"mean"} if has_shaping else set())
     by_part: list[dict[str, Any]] = [{} for _ in accepted]
     for option, value in options.items():
         takers = [index for index, names in enumerate(accepted) if option in names]
@@ -188,13 +190,13 @@ def _options_by_part(
                 f"{name!r} has no option {option!r}; its options are {known or 'none'}"
             )
         if len(takers) > 1:
-            who = " and ".join(kinds[index].name for index in takers)
+            who = " and ".join(titles[index] for index in takers)
             raise ValueError(
                 f"{option!r} is an option of {who}: compose the classes instead, such as "
                 "Shaped(ReAct(80), Energy())"
             )
         by_part[takers[0]][option] = value
-    return by_part
+    return by_part[:-1], by_part[-1]
 
 
 def _is_made_without_options(kind: type[Configured]) -> bool:

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from fdbd.detectors.base import Batch, Detector, Head, Inputs, Needs, Passes, one_of, unit_rows
 from fdbd.detectors.fdbd import FDBD
 from fdbd.detectors.shaping.base import Shaping
+from fdbd.fitting.driver import next_request
 from fdbd.fitting.statistics import Mean, Transformed, check_finite
 
 
@@ -64,7 +65,7 @@ class Shaped(Detector):
         self.needs = self._needs_of_both()
 
     def _needs_of_both(self) -> Needs:
-        """What a score reads and a fit takes, of the shaping and the detector together."""
+        """The needs of the shaping and the detector together."""
         shaping = self.shaping.needs
         detector = self.detector.needs
         # The shaped mean takes one pass, whatever the detector would take by itself.
@@ -96,14 +97,10 @@ class Shaped(Detector):
             return
         # The detector's own passes, each over shaped training data.
         program = self.detector.passes(head)
-        summed: Any = None
-        while True:
-            try:
-                asked = program.send(summed)
-            except StopIteration:
-                return
+        asked = next_request(program, None)
+        while asked is not None:
             transformed = yield Transformed(asked, self._shape_for_fit)
-            summed = transformed.statistic
+            asked = next_request(program, transformed.statistic)
 
     def _shaped_mean(self, mean: Tensor) -> Tensor:
         """(P,) a mean as the shaping makes it."""
@@ -166,4 +163,7 @@ def _require_effect(shaping: Shaping, detector: Detector) -> None:
         raise ValueError(f"{shaping.name} and {detector.label} both perturb the images: use one")
     if detector.needs.calibration:
         kind = type(shaping).__name__
-        raise ValueError(f"shape the members instead: Ensemble([Shaped({kind}(), …), …])")
+        raise ValueError(
+            f"{detector.label} is calibrated after its fit and cannot stand behind a shaping: "
+            f"shape the members instead, Ensemble([Shaped({kind}(), …), …])"
+        )

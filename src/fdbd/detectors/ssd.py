@@ -65,7 +65,8 @@ class SSD(SharedCovariance):
         2021,
     )
     needs = Needs(labels=True, passes=1)
-    whitener: Tensor  #: (P, P) if clusters share a covariance, else (M, P, P)
+    #: (P, P) if clusters share a covariance, else (M, P, P)
+    whitener: Tensor
     shrinkages: Annotated[Tensor, "M"]
 
     def __init__(

@@ -1,7 +1,8 @@
 """Temperature scaling: softmax confidence, calibrated."""
 
+from collections.abc import Generator
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -63,19 +64,17 @@ class TemperatureScaling(Detector):
         self.scale = one_of("scale", scale, "log", "probability")
 
     def passes(self, head: Head) -> Passes:
-        grid = INVERSE_TEMPERATURES
-        while True:
-            sums = yield from with_logits(Sum(partial(likelihood, inverse_temperatures=grid)), head)
-            best, is_inside = minimum(grid, sums.sum())
-            is_first_pass = grid is INVERSE_TEMPERATURES
-            if is_first_pass and not is_inside:
-                # The likelihood rises or falls over the whole grid: its end is the best there is.
-                break
-            if is_inside and not is_first_pass:
-                break
-            # Next, three points around the minimum of the cubic; or around the end of the last
-            # points, if the cubic was so far off that the minimum is not between them.
-            grid = (best / 1.05, best, best * 1.05)
+        sums = yield from _summed_likelihood(INVERSE_TEMPERATURES, head)
+        best, is_inside = minimum(INVERSE_TEMPERATURES, sums)
+        # If the likelihood rises or falls over the whole grid, its end is the best there is.
+        needs_another_pass = is_inside
+        while needs_another_pass:
+            # Three points around the minimum of the cubic; or around the end of the last three, if
+            # the cubic was so far off that the minimum is not between them.
+            points = (best / 1.05, best, best * 1.05)
+            sums = yield from _summed_likelihood(points, head)
+            best, is_inside = minimum(points, sums)
+            needs_another_pass = not is_inside
         self.set_buffers(temperature=torch.tensor(1 / best, dtype=torch.float64))
 
     def formula(self, batch: Batch) -> Tensor:
@@ -85,9 +84,20 @@ class TemperatureScaling(Detector):
         # log p = −log(1 + rest), with the sum over the other classes: next to 1, p itself has no
         # digits left.
         exponents = bound_(gaps(logits).div_(self.temperature))
-        rest = exponents.scatter_(1, kernels.argmax(logits)[:, None], -torch.inf).exp_().sum(dim=1)
+        predicted = kernels.argmax(logits)[:, None]
+        rest = exponents.scatter_(1, predicted, -torch.inf).exp_().sum(dim=1)
         # −log1p(rest), whose small values ONNX would round away.
         return -2 * torch.atanh(rest / (2 + rest))
+
+
+def _summed_likelihood(
+    inverse_temperatures: tuple[float, ...], head: Head
+) -> Generator[Any, Any, Tensor]:
+    """(2, G) the `likelihood` and its slope, summed over the training data in one pass: a part of
+    `passes`."""
+    statistic = Sum(partial(likelihood, inverse_temperatures=inverse_temperatures))
+    sums = yield from with_logits(statistic, head)
+    return sums.sum()
 
 
 def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:

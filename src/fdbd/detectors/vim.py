@@ -1,4 +1,5 @@
-"""What lies outside the principal space of the training features: ViM and Residual."""
+"""ViM and Residual: scores by the part of a feature outside the principal space of the training
+features."""
 
 from typing import Annotated
 

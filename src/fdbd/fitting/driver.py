@@ -22,7 +22,7 @@ _NO_SAMPLES = (
 
 
 class Learner(Protocol):
-    """What is fitted: a detector."""
+    """A detector, as the driver of its fit sees it."""
 
     needs: Needs
 
@@ -110,12 +110,12 @@ def fit_by(
     try:
         with undisturbed():
             program = detector._start_fit(head.cpu(), dtype)
-        asked = _next_request(program, None)
+        asked = next_request(program, None)
         while asked is not None:
             seen, summed = sum_up(Together([Count(), asked])).parts
             if not seen.count:
                 raise ValueError(_NO_SAMPLES)
-            asked = _next_request(program, summed)
+            asked = next_request(program, summed)
         # Sums are taken on the CPU, scores computed where the model is.
         if device.type != "cpu":
             detector.to(device)
@@ -125,7 +125,7 @@ def fit_by(
         raise
 
 
-def _next_request(program: Passes, summed: Any) -> Any:
+def next_request(program: Passes, summed: Any) -> Any:
     """The empty statistic that a running `passes` asks for next, given the sums of the pass before;
     None when it is finished."""
     with undisturbed():
@@ -139,7 +139,7 @@ def side_by_side(programs: Sequence[Passes]) -> Passes:
     """Several `passes` as one, which asks for the statistics of all that are not finished."""
     asked = {}
     for program in programs:
-        request = _next_request(program, None)
+        request = next_request(program, None)
         if request is not None:
             asked[program] = request
     while asked:
@@ -147,7 +147,7 @@ def side_by_side(programs: Sequence[Passes]) -> Passes:
         summed = dict(zip(asked, together.parts))
         asked = {}
         for program, sums in summed.items():
-            request = _next_request(program, sums)
+            request = next_request(program, sums)
             if request is not None:
                 asked[program] = request
 

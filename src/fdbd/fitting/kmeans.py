@@ -61,7 +61,8 @@ def initial_centers(rows: Tensor, count: int) -> Tensor:
 
     if len(rows) < count:
         raise ValueError(
-            f"{count} clusters asked for, but there are only {len(rows)} training samples"
+            f"{count} clusters asked for, but there are only {len(rows)} training samples: ask for "
+            "fewer clusters, or give more data"
         )
     found = KMeans(count, n_init=1, max_iter=10, random_state=0).fit(rows.numpy())
     return torch.from_numpy(found.cluster_centers_)

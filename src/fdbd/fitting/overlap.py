@@ -53,7 +53,10 @@ class Sketch:
         sketches are complete."""
         if not len(self.hashes) or not len(other.hashes):
             return 0.0
-        limit = int(other.hashes.max()) if len(other.hashes) >= _KEPT else 2**62
+        limit = 2**62
+        if len(other.hashes) >= _KEPT:
+            # A full sketch knows only the hashes up to its largest.
+            limit = int(other.hashes.max())
         comparable = self.hashes[self.hashes <= limit]
         if not len(comparable):
             return 0.0
@@ -62,13 +65,27 @@ class Sketch:
 
 def sample_hashes(inputs: Any) -> Tensor:
     """(N,) int64, one hash per sample of a batch; empty if there is no tensor in it."""
-    if isinstance(inputs, Mapping):
-        inputs = list(inputs.values())
-    parts = inputs if isinstance(inputs, (tuple, list)) else [inputs]
-    found = next((part for part in parts if isinstance(part, (Tensor, np.ndarray))), None)
-    if isinstance(found, np.ndarray):
-        found = torch.from_numpy(found) if found.dtype.kind in "biuf" else None
+    found = _first_tensor(inputs)
     if found is None or not found.ndim or not found.shape[0]:
         return torch.zeros(0, dtype=torch.int64, device="cpu")
-    rows = found.detach().flatten(1) if found.ndim > 1 else found.detach()[:, None]
-    return row_hashes(rows[:, :: max(1, rows.shape[1] // _VALUES)].cpu())
+    samples = found.detach()
+    rows = samples.flatten(1) if samples.ndim > 1 else samples[:, None]
+    step = max(1, rows.shape[1] // _VALUES)
+    return row_hashes(rows[:, ::step].cpu())
+
+
+def _first_tensor(inputs: Any) -> Tensor | None:
+    """The first tensor or array in a batch; None if there is none, or if that array does not hold
+    numbers."""
+    parts = [inputs]
+    if isinstance(inputs, Mapping):
+        parts = list(inputs.values())
+    elif isinstance(inputs, (tuple, list)):
+        parts = list(inputs)
+    for part in parts:
+        if isinstance(part, Tensor):
+            return part
+        if isinstance(part, np.ndarray):
+            holds_numbers = part.dtype.kind in "biuf"
+            return torch.from_numpy(part) if holds_numbers else None
+    return None

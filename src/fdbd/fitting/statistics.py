@@ -83,7 +83,7 @@ def in_float64(values: Tensor, rows: int = ROWS_AT_A_TIME) -> Iterator[Tensor]:
 
 
 class Count(Additive):
-    """How many samples there were.
+    """The number of samples.
 
     >>> count = Count()
     >>> count.update(Batch(torch.rand(5, 2)))
@@ -205,8 +205,11 @@ class Moments:
         count = rows.shape[0]
         if not count:
             return
-        # Any point near the rows will do.
-        pivot = self.average if self.count else next(in_float64(rows[:256])).mean(dim=0)
+        pivot = self.average
+        if not self.count:
+            # Any point near the rows will do.
+            first_rows = next(in_float64(rows[:256]))
+            pivot = first_rows.mean(dim=0)
         average = check_finite(rows, "its features") / count
         offset = average - pivot
         scatter = products(rows, pivot).addr_(offset, offset, alpha=-count)
@@ -262,8 +265,8 @@ class ClassMoments(Moments, ClassMeans):
         ClassMeans.merge(self, other)
 
     def whitened(self) -> tuple[Tensor, Tensor]:
-        """What whitens differences within classes (P, P), and the means (M, P) of the classes with
-        samples about that of all, whitened by it."""
+        """The whitening matrix (P, P) of the covariance within classes; and the means (M, P) of the
+        classes with samples, less the mean of all samples, whitened by it."""
         whitening = whitener(self.within_class_covariance(), self.covariance().trace())
         offsets = self.means()[self.counts > 0] - self.average
         return whitening, offsets @ whitening.T
@@ -310,8 +313,8 @@ def _require(count: int) -> None:
 
 
 _DROPPED_BITS = 12
-"""Of a float32, whose sign, 8 exponent and 11 mantissa bits are kept: 2^20 bins of a relative width
-of 2^-11."""
+"""The lower bits of a float32, which bins ignore. The sign, 8 exponent bits and 11 mantissa bits
+are kept: 2^20 bins of a relative width of 2^-11."""
 
 
 def ordered_bits(values: Tensor) -> NDArray[np.int32]:
@@ -430,7 +433,9 @@ class Bank(Additive):
         widths = sorted({rows.shape[1] for rows in self.rows})
         if len(widths) > 1:
             shown = " and ".join(str(width) for width in widths)
-            raise ValueError(f"rows of {shown} numbers came together, expected one width")
+            raise ValueError(
+                f"the rows to keep have {shown} numbers, expected as many in every batch"
+            )
         if len(self.rows) > 1:
             self.rows = [torch.cat(self.rows)]
         return self.rows[0].to(dtype or torch.promote_types(self.rows[0].dtype, torch.float32))

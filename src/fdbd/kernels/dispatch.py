@@ -3,6 +3,7 @@ other devices, compiled and exported graphs) to their definitions in plain torch
 takes the same path each time, and a service that scores a few samples at a time never waits for a
 compiler. Both paths agree to rounding."""
 
+import math
 import os
 from collections.abc import Callable
 from functools import cache
@@ -91,15 +92,15 @@ def _classes(
     if predicted is None:
         assert logits is not None
         classes, are_finite = _argmax_and_finite(logits, is_hidden)
+    elif logits is None:
+        classes = predicted
+        are_finite = True
+        if not is_hidden:
+            _check_classes(predicted, len(folded[1]))
     else:
         classes = predicted
         # Logits that cannot be looked at count as not finite: they are checked row by row.
-        are_finite = logits is None
-        if not is_hidden:
-            if logits is None:
-                _check_classes(predicted, len(folded[1]))
-            else:
-                are_finite = _is_finite(logits)
+        are_finite = not is_hidden and _is_finite(logits)
     return classes.to(features.device, torch.int64), are_finite
 
 
@@ -120,6 +121,7 @@ def _check_shapes(
     )
     if fits:
         return
+    # Only now, since a score of a few rows takes less time than making this table.
     expected: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
         "features": (features, (rows, width)),
         "offsets": (offsets, (classes,)),
@@ -164,10 +166,10 @@ def column_sums(features: Tensor) -> Tensor:
     if kernel is None:
         return features.detach().to(torch.float64).sum(dim=0)
     rows, width = features.shape
-    # By N and P alone, so that the number of threads changes no digit.
-    size = max(-(-rows // 32), _CHUNK // max(width, 1), 1)
+    # The size of a part depends on N and P alone, so that the number of threads changes no digit.
+    size = max(math.ceil(rows / 32), _CHUNK // max(width, 1), 1)
     values = features.detach().contiguous().numpy()
-    sums = np.zeros((-(-rows // size), width))
+    sums = np.zeros((math.ceil(rows / size), width))
 
     def add(start: int, stop: int) -> None:
         kernel(values[start:stop], sums[start // size])
@@ -260,7 +262,8 @@ def _shared_argmax(logits: Tensor) -> tuple[Tensor, bool]:
             rows = slice(first, min(first + at_once, stop))
             piece = values[rows]
             np.argmax(piece, axis=1, out=classes[rows])
-            # The largest of a row with a NaN is that NaN, so that the ends show all there is.
+            # argmax takes a NaN for the largest number, so that the largest and the smallest of the
+            # piece show whether any number is not finite.
             largest = piece[np.arange(len(piece)), classes[rows]].max()
             if not np.isfinite(largest) or not np.isfinite(piece.min()):
                 not_finite.append(first)

@@ -20,8 +20,10 @@ Verdict = Literal["higher", "lower", "undecided"]
 class Comparison(NamedTuple):
     """The difference between two detectors, and how sure it is."""
 
-    difference: float  #: AUROC of the first detector minus that of the second
-    standard_error: float  #: of the difference
+    #: AUROC of the first detector minus that of the second
+    difference: float
+    #: of the difference
+    standard_error: float
     #: two-sided: the probability of a difference at least as large if the detectors are equal
     p_value: float
 
@@ -84,11 +86,13 @@ def delong_test(
 
 
 class Influences(NamedTuple):
-    """What each sample adds to a measure, up to a constant: the measure's variance is that of two
-    means."""
+    """What each sample adds to a measure, up to a constant. The variance of the measure is then the
+    sum of the variances of two means."""
 
-    of_id: Floats  #: (N,) one number per ID sample; for AUROC, their mean is the AUROC itself
-    of_ood: Floats  #: (M,) one number per OOD sample
+    #: (N,) one number per ID sample; for AUROC, their mean is the AUROC itself
+    of_id: Floats
+    #: (M,) one number per OOD sample
+    of_ood: Floats
 
 
 def influences(id_scores: ArrayLike, ood_scores: ArrayLike, metric: str = "auroc") -> Influences:

@@ -52,7 +52,8 @@ class Estimate(float):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` found. All measures are fractions with intervals at the level `confidence`.
+    """The result of `evaluate`. All measures are fractions with intervals at the level
+    `confidence`.
 
     >>> found = evaluate([3.0, 4.0, 5.0], [1.0, 2.0, 3.5])
     >>> found.num_id, found.num_ood, round(float(found.auroc), 3)
@@ -60,9 +61,12 @@ class Evaluation:
     """
 
     auroc: Estimate
-    fpr: Estimate  #: false-positive rate at the rate `tpr`, in the convention `positive`
-    aupr_in: Estimate  #: ID as positive, whatever `positive` is
-    aupr_out: Estimate  #: OOD as positive
+    #: false-positive rate at the rate `tpr`, in the convention `positive`
+    fpr: Estimate
+    #: ID as positive, whatever `positive` is
+    aupr_in: Estimate
+    #: OOD as positive
+    aupr_out: Estimate
     tpr: float
     positive: Literal["id", "ood"]
     confidence: float
@@ -86,7 +90,7 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Evaluation:
-        """What `to_dict` gave."""
+        """The evaluation from what `to_dict` returned."""
         read: dict[str, Any] = {}
         for field in fields(cls):
             value = values[field.name]

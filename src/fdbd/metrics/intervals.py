@@ -7,7 +7,7 @@ in the tests.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,8 @@ from fdbd.core.ranks import as_decimal
 from fdbd.metrics.points import Counts, Floats, area, average_precision, false_positive_rate
 
 Interval = tuple[float, float]
+Beta = Callable[[Floats, Floats], Floats]
+"""Draws a number from each Beta law, given both parameters of each."""
 
 
 def auroc_interval(counts: Counts, confidence: float) -> Interval:
@@ -130,31 +132,42 @@ def fpr_interval(
     for counts in sets:
         if rank is None or shares_negatives:
             rank = rng.binomial(counts.num_positive, 1 - tpr, size=draws)
-        total = counts.num_negative
-        # The Beta laws are not defined at the ends, where the limit is known.
-        most = _accepted(counts, rank)
-        upper = beta(most + 1, np.maximum(total - most, 1))
-        uppers.append(np.where(most == total, 1.0, upper))
-        fewest = _accepted(counts, rank + 1)
-        lower = beta(np.maximum(fewest, 1), total - fewest + 1)
-        lowers.append(np.where(fewest == 0, 0.0, lower))
+        uppers.append(_upper_rates(counts, rank, beta))
+        lowers.append(_lower_rates(counts, rank, beta))
     tail = (1 - confidence) / 2
     low = np.quantile(np.mean(lowers, axis=0), tail)
     high = np.quantile(np.mean(uppers, axis=0), 1 - tail)
     return _around(value, float(low), float(high))
 
 
+def _upper_rates(counts: Counts, rank: np.ndarray, beta: Beta) -> Floats:
+    """Rates drawn from the upper law, at the lower neighbour of each threshold."""
+    accepted = _accepted(counts, rank)
+    rejected = counts.num_negative - accepted
+    # The law is not defined at the end, where the limit is known.
+    rates = beta(accepted + 1, np.maximum(rejected, 1))
+    return np.where(rejected == 0, 1.0, rates)
+
+
+def _lower_rates(counts: Counts, rank: np.ndarray, beta: Beta) -> Floats:
+    """Rates drawn from the lower law, at the upper neighbour of each threshold."""
+    accepted = _accepted(counts, rank + 1)
+    rejected = counts.num_negative - accepted
+    rates = beta(np.maximum(accepted, 1), rejected + 1)
+    return np.where(accepted == 0, 0.0, rates)
+
+
 def _accepted(counts: Counts, rank: np.ndarray) -> Floats:
-    """How many negatives a threshold at the rank-th smallest positive accepts; rank 0 accepts all,
-    n + 1 none."""
+    """The number of negatives that a threshold at the rank-th smallest positive accepts; rank 0
+    accepts all, n + 1 none."""
     at_or_below = np.cumsum(counts.positive[::-1])
     accepted = np.append(np.cumsum(counts.negative)[::-1], 0.0)
     return np.where(rank == 0, counts.num_negative, accepted[np.searchsorted(at_or_below, rank)])
 
 
 def area_influences(counts: Counts) -> tuple[Floats, Floats]:
-    """What a positive and a negative at each level add to AUROC, up to a constant: the share of the
-    other side that it is told apart from, ties one half."""
+    """What a positive, and what a negative, at each level adds to AUROC, up to a constant: the
+    share of the other side that it is told apart from, a tie counting one half."""
     below = 1 - (np.cumsum(counts.negative) - counts.negative / 2) / counts.num_negative
     above = (np.cumsum(counts.positive) - counts.positive / 2) / counts.num_positive
     return below, above

@@ -30,7 +30,7 @@ BOOTSTRAP_BINS = 2048
 
 @dataclass(frozen=True)
 class PixelEvaluation:
-    """What `evaluate_pixels` found; fractions, each with an interval over images.
+    """The result of `evaluate_pixels`: fractions, each with an interval over images.
 
     >>> found = evaluate_pixels([[[3.0, 0.5], [1.0, 0.0]]], [[[0, 0], [1, 255]]])
     >>> float(found.auroc), found.num_id_pixels, found.num_ood_pixels
@@ -38,8 +38,10 @@ class PixelEvaluation:
     """
 
     auroc: Estimate
-    fpr95: Estimate  #: share of ID pixels flagged when 95 % of OOD pixels are
-    ap: Estimate  #: average precision, OOD positive
+    #: share of ID pixels flagged when 95 % of OOD pixels are
+    fpr95: Estimate
+    #: average precision, OOD positive
+    ap: Estimate
     num_images: int
     num_ood_pixels: int
     num_id_pixels: int
@@ -77,9 +79,7 @@ def evaluate_pixels(
         inside.append(score[mask == ID])
         outside.append(score[mask == OOD])
     if not sum(map(len, inside)) or not sum(map(len, outside)):
-        raise ValueError(
-            "the truth maps hold no ID pixel, or no OOD pixel: there is nothing to tell"
-        )
+        raise ValueError("the truth maps hold no ID pixel or no OOD pixel, expected some of each")
     # OOD is positive, by the negated score.
     counts = Counts.from_scores(np.concatenate(inside), np.concatenate(outside)).swapped()
     values = _measures(counts)
@@ -109,7 +109,10 @@ def _checked_pairs(
     score_maps = list(scores)
     truth_maps = list(truth)
     if len(score_maps) != len(truth_maps):
-        raise ValueError(f"{len(score_maps)} score maps and {len(truth_maps)} truth maps")
+        raise ValueError(
+            f"{len(score_maps)} score maps and {len(truth_maps)} truth maps, expected one of each "
+            "for every image"
+        )
     for number, (score_map, truth_map) in enumerate(zip(score_maps, truth_maps)):
         score = np.asarray(score_map, dtype=np.float64)
         mask = np.asarray(truth_map)
@@ -167,15 +170,18 @@ def _histograms(scores_of_images: Sequence[Floats], edges: Floats) -> Floats:
 
 
 class Components(NamedTuple):
-    """What `evaluate_components` found, over all images.
+    """The result of `evaluate_components`, over all images.
 
     >>> evaluate_components([[[0, 0, 1, 1]]], [[[0, 0, 1, 1]]]).siou
     1.0
     """
 
-    siou: float  #: mean adjusted intersection over union of the true components
-    ppv: float  #: mean precision of the predicted components; NaN if nothing was predicted
-    f1: float  #: F1*, the mean of F1 over the thresholds 0.25 to 0.75
+    #: mean adjusted intersection over union of the true components
+    siou: float
+    #: mean precision of the predicted components; NaN if nothing was predicted
+    ppv: float
+    #: F1*, the mean of F1 over the thresholds 0.25 to 0.75
+    f1: float
     num_true: int
     num_predicted: int
 

@@ -20,9 +20,12 @@ class Counts(NamedTuple):
     """How many positives and negatives have each distinct score, from the highest score down.
     Samples with equal scores share a level, so that no measure can depend on their order."""
 
-    positive: Floats  #: (L,) counts; float64, exact up to 2⁵³
-    negative: Floats  #: (L,) counts
-    scores: Floats  #: (L,) the distinct scores, descending
+    #: (L,) counts; float64, exact up to 2⁵³
+    positive: Floats
+    #: (L,) counts
+    negative: Floats
+    #: (L,) the distinct scores, descending
+    scores: Floats
 
     @classmethod
     def from_scores(cls, id_scores: ArrayLike, ood_scores: ArrayLike) -> Counts:

@@ -28,9 +28,12 @@ FEWEST_NEIGHBOURS = 20
 class Decisions(NamedTuple):
     """ID and OOD samples in one array, with what decides each measure."""
 
-    scores: Floats  #: (N + M,) of the ID samples, then of the OOD samples
-    failed: Floats  #: (N + M,) 1 for a failure, 0 for a right prediction
-    num_id: int  #: N
+    #: (N + M,) of the ID samples, then of the OOD samples
+    scores: Floats
+    #: (N + M,) 1 for a failure, 0 for a right prediction
+    failed: Floats
+    #: N
+    num_id: int
 
     @classmethod
     def from_scores(
@@ -49,7 +52,11 @@ class Decisions(NamedTuple):
 
 def as_flags(correct: ArrayLike, count: int) -> Floats:
     """(count,) ones and zeros from booleans, or from numbers that are 0 or 1."""
-    flags = np.asarray(getattr(correct, "tolist", lambda: correct)(), dtype=np.float64)
+    values: Any = correct
+    if hasattr(values, "tolist"):
+        # An array, or a tensor on any device.
+        values = values.tolist()
+    flags = np.asarray(values, dtype=np.float64)
     if flags.shape != (count,):
         raise ValueError(f"correct has shape {flags.shape}, expected ({count},): one per ID sample")
     if not np.isin(flags, (0.0, 1.0)).all():
@@ -61,9 +68,12 @@ class Levels(NamedTuple):
     """The distinct scores from the highest down, and what is accepted at each. Samples that tie are
     accepted together, so that no measure depends on their order."""
 
-    level_of: np.ndarray  #: (N,) the level of each sample
-    counts: Floats  #: (L,) samples at each level
-    failures: Floats  #: (L,) failures at each level
+    #: (N,) the level of each sample
+    level_of: np.ndarray
+    #: (L,) samples at each level
+    counts: Floats
+    #: (L,) failures at each level
+    failures: Floats
 
     @classmethod
     def from_decisions(cls, decisions: Decisions) -> Levels:

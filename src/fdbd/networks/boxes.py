@@ -58,7 +58,7 @@ class BoxNetwork(ABC):
         return Head.from_linear(self._layer)
 
     def detections(self, inputs: Any) -> list[Detections]:
-        """What the network finds in each image of a batch, in evaluation mode."""
+        """The detections in each image of a batch, by the network in evaluation mode."""
         seen: dict[str, Any] = {}
 
         def note(module: nn.Module, given: tuple[Any, ...], result: Any) -> None:

@@ -41,20 +41,25 @@ class NamedModel:
     """A model in eval mode, on its device, and what is known of it."""
 
     model: nn.Module
-    weights: str  #: one line about the weights, such as "resnet20, weights resnet20.th"
-    num_classes: int | None = None  #: None if only the model itself can tell
+    #: one line about the weights, such as "resnet20, weights resnet20.th"
+    weights: str
+    #: None if only the model itself can tell
+    num_classes: int | None = None
     #: how images are prepared; None if neither the model nor the user says
     preprocess: Preprocess | None = None
-    class_names: tuple[str, ...] = ()  #: one per class, or none
-    untrained: bool = False  #: whether the weights are random; a warning was given
+    #: one per class, or none
+    class_names: tuple[str, ...] = ()
+    #: whether the weights are random; a warning was given
+    untrained: bool = False
     #: JSON values to build it again, and its `weights_hash`
     origin: dict[str, Any] = field(default_factory=dict)
-    tokenizer: TextTokenizer | None = None  #: how texts are prepared; None: the model takes none
+    #: how texts are prepared; None: the model takes none
+    tokenizer: TextTokenizer | None = None
 
 
 @dataclass(frozen=True)
 class _Published:
-    """What a name stands for by itself: weights, and what is known of them."""
+    """The weights that are published under a name, and what is known of them."""
 
     load: Callable[[], nn.Module]
     weights: str
@@ -62,7 +67,7 @@ class _Published:
     preprocess: Preprocess | None = None
     class_names: tuple[str, ...] = ()
     architecture: str | None = None
-    """What `create` makes for other weights or classes; None: there are no others."""
+    """The name that `create` takes for other weights or classes; None: there are no others."""
     tokenizer: TextTokenizer | None = None
 
 
@@ -174,14 +179,16 @@ def _with_checkpoint(
 
 
 def _classes_in(checkpoint: str, architecture: str) -> int | None:
-    """How many classes a checkpoint's head has; None if its names do not tell."""
+    """The number of classes of a checkpoint's head; None if the names of its tensors do not
+    tell."""
     head = next(iter(find_heads(create(architecture, None), None)))
     weight = read_weights(checkpoint).get(f"{head}.weight")
     return None if weight is None else len(weight)
 
 
 def _without_weights(name: str, num_classes: int | None, allow_untrained: bool) -> _Built:
-    """What a factory makes, which may be trained; or random weights, if they are allowed."""
+    """The model as its factory makes it, if that one is trained; else with random weights, if these
+    are allowed."""
     model = create(name, num_classes)
     if model_runs_code(name) and not _is_initial(model):
         return _Built(model, f"{name}, as its factory makes it", num_classes)
@@ -217,7 +224,8 @@ def _absolute(name: str) -> str:
 
 
 def _find_published(name: str, trust: bool, head: Head | None) -> _Published | None:
-    """What is published under a name, with or without its source; None: nothing, or a factory."""
+    """The weights that are published under a name, with or without its source; None if there are
+    none, or if the name is a factory's."""
     source, _, rest = name.partition(":")
     if _is_export(name):
         return _Published(lambda: load_exported(name, trust=trust), f"{name}, a torch.export file")

@@ -120,7 +120,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             joined.update(read_weights(part))
         return joined
     if not path.is_file():
-        raise FileNotFoundError(f"no checkpoint file {path}")
+        raise FileNotFoundError(f"no checkpoint file at {str(path)!r}: no such file")
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, framework="pt") as file:
@@ -150,8 +150,8 @@ def _inside_wrappers(content: Any) -> Any:
 
 
 def load_plain(path: str | os.PathLike[str]) -> Any:
-    """What `torch.save` wrote, as long as it is tensors and plain values: anything that could run
-    code is refused."""
+    """The content of a file of `torch.save`, if that is tensors and plain values: anything that
+    could run code is refused."""
     try:
         with warnings.catch_warnings():
             # torch's remarks on the pickle inside.
@@ -168,7 +168,7 @@ def load_plain(path: str | os.PathLike[str]) -> Any:
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """What a safetensors file says of itself.
+    """The metadata of a safetensors file.
 
     >>> from fdbd.networks import zoo_card
     >>> read_metadata(zoo_card("cifar10-ce").path)["dataset"]

@@ -38,7 +38,7 @@ from fdbd.util.torch_compat import is_out_of_sight
 Call = tuple[str, Any, Any]
 """Name of a watched module, its input, its output."""
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-"""What a model may run in under autocast, by name."""
+"""Precisions that a model may run in under autocast, by name."""
 
 
 class Classifier(nn.Module):
@@ -372,7 +372,7 @@ def _holds_maps(output: Any, num_classes: int) -> bool:
 
 
 def _first_tensor(output: Any) -> Any:
-    """What a layer gives, without what else it may give beside it."""
+    """A layer's main output: the first part of what it returns, if that is a tuple."""
     # Layers of Hugging Face give tuples.
     while isinstance(output, (tuple, list)) and output:
         output = output[0]
@@ -431,7 +431,7 @@ class _SwitchedModel:
     training: set[nn.Module]
     """Its modules that were in training mode, and are put back into it."""
     calls: int = 0
-    """How many are under way, in all threads."""
+    """The number of calls under way, in all threads."""
 
 
 _MODE_LOCK = threading.Lock()
@@ -507,9 +507,10 @@ def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
     (N, h, w); None if there are none.
 
     A tensor is the input. A tuple or list is (inputs, labels, …) and what follows is left out; a
-    second element that is no array (None, file names) is not taken for labels. A dict holds keyword
-    arguments for the model, and labels under ``labels`` or ``label``; if there is nothing but
-    ``image`` (or ``images``, ``img``) beside them, that is the input. NumPy arrays become tensors.
+    second element that is not an array (None, file names) is not taken for labels. A dict holds
+    keyword arguments for the model, and labels under ``labels`` or ``label``; if there is nothing
+    but ``image`` (or ``images``, ``img``) beside them, that is the input. NumPy arrays become
+    tensors.
 
     >>> images, labels = split_batch([torch.zeros(2, 3, 8, 8), torch.tensor([4, 1])])
     >>> images.shape, labels
@@ -526,7 +527,7 @@ def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
         labels = _as_labels(batch.get("labels", batch.get("label")))
         if len(inputs) == 1:
             name = next(iter(inputs))
-            # What data sets call their images, which is not the name of a model's argument.
+            # Names of the images in datasets, not of a model's argument.
             if name in ("image", "images", "img") and isinstance(inputs[name], Tensor):
                 return inputs[name], labels
         return inputs, labels

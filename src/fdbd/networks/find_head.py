@@ -148,7 +148,8 @@ def _chosen(model: nn.Module, head: str | nn.Module | Sequence[str | nn.Module])
         raise TypeError(f"head is a {kind}, expected a module's name or the module itself")
     chosen = []
     for each in head:
-        chosen.append(get_layer(model, each) if isinstance(each, str) else each)
+        module = get_layer(model, each) if isinstance(each, str) else each
+        chosen.append(module)
     return chosen
 
 

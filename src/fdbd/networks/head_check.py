@@ -24,20 +24,25 @@ _OUTPUT_NAMES = ("logits", "out")
 
 @dataclass(frozen=True)
 class FirstCall:
-    """What a model showed when it ran for the first time."""
+    """The first call of a model: what went in, what came out, and the head that was found."""
 
     model: nn.Module
     head_name: str
-    is_named: bool  #: whether the user named the head
+    #: whether the user named the head
+    is_named: bool
     head: Head
-    batch: Batch  #: the head's input and output
-    output: Any  #: the model's
-    samples: int | None  #: how many went in; None: not known
-    run_again: Callable[[], object]  #: runs the model on the same inputs
+    #: the head's input and output
+    batch: Batch
+    #: what the model returned
+    output: Any
+    #: number of samples that the model was given; None: not known
+    samples: int | None
+    #: runs the model on the same inputs
+    run_again: Callable[[], object]
 
     @property
     def model_name(self) -> str:
-        """What errors call the model."""
+        """The model's name in error messages."""
         return type(self.model).__name__
 
 
@@ -123,16 +128,16 @@ def _is_resized(maps: Tensor, output: Tensor) -> bool:
 
 
 def _refuse_unless_named(output: Tensor | None, call: FirstCall) -> None:
-    """ValueError if the model's output cannot be the head's: for a named head, if it is a matrix of
-    another number of classes, or if samples and rows do not match."""
+    """ValueError for output that has another form than the head's logits, unless the user has named
+    the head: what follows a named head may change the form. Two things are refused even then: a
+    matrix, whose classes are others than the head's, and rows that are not one per sample."""
     logits = call.batch.logits
     assert logits is not None
     samples = len(logits) if call.batch.grid is None else call.batch.grid.samples
+    may_follow_head = output is not None and output.ndim != 2
     if output is None:
-        is_fine = call.is_named and call.samples in (None, samples)
-    else:
-        is_fine = call.is_named and output.ndim != 2
-    if is_fine:
+        may_follow_head = call.samples in (None, samples)
+    if call.is_named and may_follow_head:
         return
     given = output_logits(call.output)
     found = f"a {type(call.output).__name__}" if given is None else str(tuple(given.shape))

@@ -24,9 +24,11 @@ class HuggingFaceModel:
     """A sequence classifier that lies in a folder, in the cache or on the hub; its weights are read
     by `load`."""
 
-    name: str  #: a folder or a name on the hub
+    #: a folder or a name on the hub
+    name: str
     num_classes: int
-    class_names: tuple[str, ...]  #: none if the model only numbers its classes
+    #: none if the model only numbers its classes
+    class_names: tuple[str, ...]
     tokenizer: TextTokenizer
 
     def load(self) -> nn.Module:
@@ -49,8 +51,8 @@ class HuggingFaceModel:
 
 
 def hugging_face_model(name: str) -> HuggingFaceModel:
-    """What lies under a name: a folder as `save_pretrained` writes it, or a model on the hub, which
-    is downloaded unless it is in the cache or downloads are off."""
+    """The model of a name: a folder as `save_pretrained` writes it, or a model on the hub, which is
+    downloaded unless it is in the cache or downloads are off."""
     transformers = require("transformers", "text")
     path = Path(name).expanduser()
     if path.is_dir():
@@ -103,16 +105,19 @@ def tokenizer_of(source: str, name: str, config: Any, most: int = MAX_TOKENS) ->
 
 
 def fetch(source: str, name: str, from_pretrained: Any, **options: Any) -> Any:
-    """What one of transformers' ``from_pretrained`` gives, or one sentence that says why not. No
-    code of the repository is run."""
+    """The result of one of transformers' ``from_pretrained``; ValueError in one sentence if it
+    fails. No code of the repository is run."""
     is_offline = not downloads_allowed()
     try:
         return from_pretrained(
             name, local_files_only=is_offline, trust_remote_code=False, **options
         )
     except (OSError, ValueError, KeyError) as error:
-        how = "downloads are off" if is_offline else "it may be no public model, or need a network"
         if os.path.isdir(name):
             how = "is it a folder that save_pretrained wrote?"
+        elif is_offline:
+            how = "downloads are off"
+        else:
+            how = "it may not be a public model, or the hub may not be reachable"
         reason = one_line(error)[:200]
         raise ValueError(f"{source}:{name} cannot be read ({how}): {reason}") from None

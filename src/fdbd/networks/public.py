@@ -262,11 +262,15 @@ class PublicNetwork:
 
     name: str
     title: str
-    dataset: str  #: what it was trained on, a name of `fdbd.data.datasets`
+    #: what it was trained on, a name of `fdbd.data.datasets`
+    dataset: str
     num_classes: int
-    preprocess: str  #: the preset that makes its inputs
-    source: str  #: where the weights come from, with their licence
-    file: str  #: the file that holds them; one in `weights/` lies below FDBD_DATA
+    #: the preset that makes its inputs
+    preprocess: str
+    #: where the weights come from, with their licence
+    source: str
+    #: the file that holds them; one in `weights/` lies below FDBD_DATA
+    file: str
     sha256: str
     make: Callable[[], nn.Module]
     """Makes the network; with its weights, unless these lie below FDBD_DATA."""

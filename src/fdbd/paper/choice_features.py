@@ -1,4 +1,4 @@
-"""What the study on choosing a detector rests on: for each network, features of training images,
+"""The data of the study on choosing a detector: for each network, features of training images,
 held-out images with their pseudo-OOD kinds, test images and real OOD sets; and the scores of every
 candidate detector on them. Both are kept in the cache, so that a run that was stopped continues."""
 
@@ -136,7 +136,7 @@ class NetworkEntry:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many images are used."""
+    """Numbers of images."""
 
     train: int
     held_out: int
@@ -147,7 +147,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is asked of each network: the study's file."""
+    """The study's file: what is run on which networks."""
 
     kinds: tuple[str, ...]
     candidates: tuple[str, ...]
@@ -159,7 +159,7 @@ class Protocol:
 
     @classmethod
     def read(cls, path: Path = PROTOCOL) -> Protocol:
-        """The protocol in a file."""
+        """The protocol in a file; ValueError for a key that it does not know."""
         return read_toml(path, cls)
 
     def sizes_of(self, entry: NetworkEntry) -> Sizes:

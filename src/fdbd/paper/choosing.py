@@ -285,7 +285,7 @@ COLUMNS = ("", "mean regret", "worst", "far", "near", "mean FPR95, %")
 
 
 def regrets_of(rule: Rule, networks: Sequence[tuple[StudyScores, Tables]]) -> Regrets:
-    """Of a weighted ensemble."""
+    """Regrets of a rule's weighted ensemble."""
 
     def found(scores: StudyScores, tables: Tables) -> dict[str, tuple[float, float]]:
         return rule.evaluate(scores, tables)
@@ -294,7 +294,7 @@ def regrets_of(rule: Rule, networks: Sequence[tuple[StudyScores, Tables]]) -> Re
 
 
 def regrets_of_single(name: str, networks: Sequence[tuple[StudyScores, Tables]]) -> Regrets:
-    """Of one detector on all networks."""
+    """Regrets of one detector, if it is used on all networks."""
 
     def found(scores: StudyScores, tables: Tables) -> dict[str, tuple[float, float]]:
         place = scores.candidates.index(name)

@@ -65,8 +65,8 @@ class CarliniWagner:
         return best
 
     def _descend(self, features: Tensor, head: Head, targets: Tensor, constant: Tensor) -> Tensor:
-        """(N,) length of the shortest δ met on the way of one descent that succeeds; inf for
-        none."""
+        """(N,) length of the shortest δ that succeeds among those of one descent; inf if none
+        does."""
         weight = head.weight.to(features)
         bias = head.bias.to(features)
         is_target = torch.nn.functional.one_hot(targets, head.num_classes).bool()
@@ -187,7 +187,7 @@ class _Pairs(NamedTuple):
 
 
 class _Timed(NamedTuple):
-    """What one way of computing distances gave."""
+    """The result of one way of computing distances."""
 
     distances: Tensor
     pairs: int
@@ -270,7 +270,7 @@ def _decide_speed(found: Mapping[str, _Timed], finding: Finding) -> None:
 
 
 class _WithAttack(NamedTuple):
-    """How the distances that the attack found compare with the other two."""
+    """A comparison of the attack's distances with the other two."""
 
     #: share of the pairs on which the attack succeeded
     success: float
@@ -380,7 +380,7 @@ def _draw(gaps: Gaps, finding: Finding) -> None:
 
 @dataclass(frozen=True)
 class _Case:
-    """What was found for one random head."""
+    """The results for one random head."""
 
     classes: int
     width: int
@@ -499,7 +499,7 @@ def _decide_search(cases: list[_Case], finding: Finding) -> None:
 def _case(
     classes: int, width: int, samples: int, tries: int, generator: torch.Generator
 ) -> tuple[_Case, Floats]:
-    """What was found for one random head, and the mean gap by the rank of the class."""
+    """The results for one random head, and the mean gap by the rank of the class."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -535,7 +535,7 @@ def _case(
 
 
 class _Search(NamedTuple):
-    """What a search for points nearer than the closed form has found."""
+    """The results of a search for points nearer than the closed form."""
 
     #: points
     tried: int

@@ -43,9 +43,12 @@ def complexity(finding: Finding, settings: Complexity) -> None:
         odin, forward = _odin_and_forward(settings)
     finally:
         torch.set_num_threads(threads)
-    slopes_in_classes = {n: slope(settings.classes, part) for n, part in over_classes.items()}
-    slopes_in_widths = {n: slope(settings.widths, part) for n, part in over_widths.items()}
-    slopes = {n: {"C": slopes_in_classes[n], "P": slopes_in_widths[n]} for n in over_classes}
+    slopes = {}
+    for name in over_classes:
+        slopes[name] = {
+            "C": slope(settings.classes, over_classes[name]),
+            "P": slope(settings.widths, over_widths[name]),
+        }
     _table(slopes, over_classes, over_widths, odin, settings, finding)
     _decide_fdbd(slopes, over_classes, finding)
     _decide_cheaper_than_others(over_classes, over_widths, finding)
@@ -164,7 +167,7 @@ def _seconds(score: Callable[[], Any], settings: Complexity) -> float:
 
 
 def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """Of log time over log size.
+    """The slope of log time over log size, by least squares.
 
     >>> round(slope([1, 10, 100], [2.0, 20.0, 200.0]), 6)
     1.0

@@ -1,4 +1,4 @@
-"""What an experiment finds. Its program fills in a `Finding`: tables, a figure, and a verdict on
+"""The result of an experiment. Its program fills in a `Finding`: tables, a figure, and a verdict on
 each statement."""
 
 import json

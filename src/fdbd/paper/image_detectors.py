@@ -1,6 +1,7 @@
 """Detectors that need images and not only features: ODIN and MDS, which move the images along a
 gradient, and CSI with its rotated views."""
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -86,7 +87,7 @@ def _every_nth_image(
         # That a set is smaller than the published one was said when its features were taken.
         warnings.simplefilter("ignore", UserWarning)
         for samples in model.sets:
-            step = -(-len(samples) // limit)
+            step = math.ceil(len(samples) / limit)
             images[samples.name] = model.images(samples, step)
             labels = None if samples.labels is None else samples.labels[::step]
             features.append(FeatureSet(samples.name, samples.features[::step], labels))

@@ -549,7 +549,7 @@ class _Histograms:
         )
 
     def divergences(self, inside: Floats, outside: Floats) -> Divergences:
-        """Of points (N, 3) of the ID set from those of an OOD set."""
+        """The divergences of points (N, 3) of the ID set from those of an OOD set."""
         joint_inside = self._joint(inside)
         joint_outside = self._joint(outside)
         of_y, of_y_given_x = sides(joint_inside, joint_outside)

@@ -22,7 +22,7 @@ from fdbd.util.files import read_json, write_text
 from fdbd.util.version import __version__
 
 Program = Callable[[Finding, Any], None]
-"""Fills in a finding; the second argument are the experiment's settings, of the type that
+"""Fills in a finding. The second argument holds the experiment's settings, of the type that
 `fdbd.paper.settings.KINDS` has for its kind."""
 PROGRAMS: dict[str, Program] = {
     "detector-table": detector_table,
@@ -41,7 +41,7 @@ PROGRAMS: dict[str, Program] = {
     "proposition-kl": propositions.proposition_kl,
     "complexity": complexity,
 }
-"""What fills in the finding of an experiment, by the `kind` that its file gives."""
+"""The program that fills in the finding of an experiment, by the `kind` that its file gives."""
 
 
 def run(

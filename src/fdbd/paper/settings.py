@@ -1,5 +1,5 @@
-"""What the files of experiments may say: one schema for each kind of experiment, and one for the
-models that they name. A misspelt key is an error, see `fdbd.core.tables`."""
+"""The schemas of experiment files: one for each kind of experiment, and one for the models that
+they name. A misspelt key is an error, see `fdbd.core.tables`."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +62,7 @@ class NotComparable:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """How much lower the paper says that the FPR95 of one detector is than that of another, in
+    """The paper's number for how far the FPR95 of one detector lies below that of another, in
     percent of the latter."""
 
     first: str

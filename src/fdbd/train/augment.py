@@ -21,7 +21,7 @@ _YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.
 
 @dataclass(frozen=True)
 class Augment:
-    """What may happen to an image; the default is the flip and pad-4 crop of He et al. (2016).
+    """The random changes of an image; the default is the flip and pad-4 crop of He et al. (2016).
 
     pad: pixels of padding before a random crop of the original size; padding: "constant" (zeros) or
         "reflect".

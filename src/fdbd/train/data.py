@@ -36,7 +36,7 @@ def labelled_images(data: Any, num_classes: int, image_size: int = 0) -> Images:
 
 
 def _as_images(data: Any) -> Images:
-    """Of a pair (images, labels), or of a dataset of single (image, label)."""
+    """Images from a pair (images, labels), or from a dataset of single (image, label)."""
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return Images(_as_array(data[0]), _as_array(data[1]))
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):

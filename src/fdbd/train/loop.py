@@ -8,6 +8,7 @@ import copy
 import csv
 import io
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fdbd import networks as models
+from fdbd.core.configuration import one_of, positive
 from fdbd.data import datasets
 from fdbd.data.datasets import Images
 from fdbd.networks.architectures import CompactResNet, whiten_stem
@@ -39,8 +41,8 @@ LOGS = ("csv", "tensorboard", "none")
 
 @dataclass
 class Trained:
-    """What training gives: the model (in evaluation mode), one row per epoch, and its test accuracy
-    as a fraction."""
+    """The result of a training: the model (in evaluation mode), one row per epoch, and the test
+    accuracy as a fraction."""
 
     model: nn.Module
     history: list[Row]
@@ -77,8 +79,7 @@ def train(
     base = preset(recipe) if isinstance(recipe, str) else recipe
     config = base.override(**overrides)
     _check(config)
-    if log not in LOGS:
-        raise ValueError(f"log {log!r} is none of {', '.join(LOGS)}")
+    one_of("log", log, *LOGS)
     if max_steps < 0:
         raise ValueError(f"max_steps is {max_steps}, expected 0 or a number of steps")
     train_set, test_set = _load_data(config, data, test)
@@ -126,23 +127,20 @@ def _own_device(device: str | torch.device | None) -> torch.device:
 
 
 def _check(config: Preset) -> None:
-    if config.objective not in OBJECTIVES:
-        raise ValueError(f"objective {config.objective!r} is none of {', '.join(OBJECTIVES)}")
-    if config.optimizer not in OPTIMISERS:
-        raise ValueError(f"optimizer {config.optimizer!r} is none of {', '.join(OPTIMISERS)}")
+    one_of("objective", config.objective, *OBJECTIVES)
+    one_of("optimizer", config.optimizer, *OPTIMISERS)
     for name in ("epochs", "batch_size", "num_classes", "lr"):
-        value = getattr(config, name)
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, not {value}")
+        positive(name, getattr(config, name))
     if config.sizes and config.augment.area is None and not config.augment.pad:
         raise ValueError("sizes needs random crops: set the augmentation's pad or area")
-    config.rate(0.5)  # an unknown schedule is an error now rather than at the first step
+    # An unknown schedule is an error now rather than at the first step.
+    config.rate(0.5)
     if config.start:
         card = models.zoo_card(config.start)
         if card.model != config.model:
             raise ValueError(
-                f"start is {config.start}, a {card.model}, which gives no weights to a "
-                f"{config.model}"
+                f"start is {config.start}, whose weights are those of a {card.model} and do not "
+                f"fit a {config.model}"
             )
 
 
@@ -157,7 +155,9 @@ class _Log:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:
-                raise ImportError("TensorBoard logs need it: pip install tensorboard") from error
+                raise ImportError(
+                    "log='tensorboard' needs TensorBoard: pip install tensorboard"
+                ) from error
             self.board = SummaryWriter(str(folder))
 
     def write(self, history: list[Row]) -> None:
@@ -208,12 +208,15 @@ class _Run:
 
         # The state of its progress.
         self.step = 0
-        self.order = torch.empty(0)  # of the images in epoch `ordered_epoch`
+        # The random order of the images in epoch `ordered_epoch`.
+        self.order = torch.empty(0)
         self.ordered_epoch = -1
-        self.sums = torch.zeros(2)  # loss and accuracy, summed over this epoch's steps
+        # Loss and accuracy, summed over this epoch's steps.
+        self.sums = torch.zeros(2)
         self.seconds = 0.0
         self.history: list[Row] = []
-        self.has_head = False  # of a contrastive objective
+        # A contrastive objective trains without a head, which is fitted at the end.
+        self.has_head = False
 
         torch.manual_seed(config.seed)
         model = self._new_model()
@@ -241,7 +244,9 @@ class _Run:
         model = models.create(config.model, num_classes=config.num_classes)
         if config.whiten:
             if not isinstance(model, CompactResNet):
-                raise ValueError(f"whiten is for the compact network, not {config.model}")
+                raise ValueError(
+                    f"whiten is for the network resnet10_compact, not for {config.model}"
+                )
             first_rows = torch.arange(min(5000, len(self.data)))
             first_images = read(self.data, first_rows, torch.device("cpu"))
             whiten_stem(model, normalise(first_images, config.mean, config.std))
@@ -250,8 +255,8 @@ class _Run:
         _, head = head_of(model)
         if head.out_features != config.num_classes:
             raise ValueError(
-                f"{config.model} has {head.out_features} outputs, the recipe "
-                f"{config.num_classes} classes"
+                f"{config.model} has {head.out_features} outputs, expected one for each of the "
+                f"recipe's {config.num_classes} classes"
             )
         if self.device.type == "cuda" and self.processes > 1:  # pragma: no cover - GPU
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -306,7 +311,8 @@ class _Run:
         rate = config.rate((self.step + 0.5) / self.total)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        torch.manual_seed(_seed(config.seed, 3 + self.rank, self.step))  # for dropout and the like
+        # For dropout and the like.
+        torch.manual_seed(_seed(config.seed, 3 + self.rank, self.step))
         self.objective.train()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed):
             loss, accuracy = self.forward(images, labels)
@@ -331,7 +337,8 @@ class _Run:
         for key, average in self.kept.state_dict().items():
             if average.is_floating_point():
                 average.lerp_(new[key], weight)
-            else:  # a count of batches
+            else:
+                # A norm's count of batches.
                 average.copy_(new[key])
 
     def fit(self, log: _Log, checkpoint_steps: int) -> None:
@@ -350,7 +357,7 @@ class _Run:
                 # The last step of a smoke run ends its epoch early.
                 ends_epoch = place == 0 or self.step == self.last
                 if ends_epoch:
-                    epoch = -(-self.step // self.epoch_steps)
+                    epoch = math.ceil(self.step / self.epoch_steps)
                     self.end_epoch({"epoch": epoch, "loss": loss, "accuracy": accuracy})
                     log.write(self.history)
                 if ends_epoch or (checkpoint_steps and self.step % checkpoint_steps == 0):
@@ -375,7 +382,7 @@ class _Run:
     def outputs(
         self, images: Images, count: int | None = None, flip: bool = False, show: bool = False
     ) -> Tensor:
-        """What the kept model says of the first `count` images, or of all: (N, …) on the CPU in
+        """The kept model's outputs for the first `count` images, or for all: (N, …) on the CPU in
         float32; one row for each picture that the objective makes of them."""
         model = self.kept.eval()
         taken = len(images)
@@ -407,7 +414,7 @@ class _Run:
         return float(self.objective.share_right(out, truth).mean())
 
     def finish(self) -> Trained:
-        """Fit the head if the objective leaves none, write the model, and say how good it is."""
+        """Fit the head if the objective trains without one, test the model, and write it."""
         model = self.kept
         config = self.config
         if isinstance(self.objective, Contrastive):
@@ -430,7 +437,7 @@ class _Run:
         self.has_head = True
 
     def _about_model(self, accuracy: float | None) -> dict[str, str]:
-        """What a file of weights says of them: texts as they are, all else as JSON."""
+        """The metadata of the weights file: texts as they are, all else as JSON."""
         config = self.config
         about = {
             "model": config.model,
@@ -450,7 +457,7 @@ class _Run:
         return said
 
     def _parts(self) -> dict[str, Any]:
-        """What has weights or moments of its own."""
+        """The parts of the run that a checkpoint holds the state of."""
         parts: dict[str, Any] = {"objective": self.objective, "optimizer": self.optimizer}
         if self.kept is not self.model:
             parts["average"] = self.kept
@@ -485,7 +492,7 @@ class _Run:
             changed.append(f"images were {state['images']}, are {len(self.data)}")
         if changed:
             raise ValueError(
-                f"{path} is of another training ({'; '.join(changed)}): choose another folder"
+                f"{path} belongs to another training ({'; '.join(changed)}): choose another folder"
             )
         for name, part in self._parts().items():
             part.load_state_dict(state[name])

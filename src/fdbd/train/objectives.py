@@ -1,4 +1,4 @@
-"""What is minimised: the contrastive losses as functions of embeddings; as modules, what turns
+"""Objectives of training: the contrastive losses as functions of embeddings; modules that turn
 `views` copies of each image into the mean loss of the joint batch and a progress figure; and the
 linear head that follows."""
 
@@ -66,7 +66,8 @@ def head_of(model: nn.Module) -> tuple[str, nn.Linear]:
     heads = find_heads(model, None)
     if len(heads) > 1:
         raise ValueError(
-            f"{type(model).__name__} has {len(heads)} heads, and training knows models with one"
+            f"{type(model).__name__} has {len(heads)} heads, expected one: models with several are "
+            "not trained here"
         )
     ((name, head),) = heads.items()
     if not isinstance(head, nn.Linear):
@@ -96,7 +97,7 @@ class Objective(nn.Module):
         self.model = model
 
     def pictures(self, images: Tensor) -> Tensor:
-        """What the network is shown of a batch of images."""
+        """The pictures that the network is given for a batch of images."""
         return images
 
     def share_right(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -208,7 +209,8 @@ class CSI(Contrastive):
         return contrast + F.cross_entropy(told, turns), accuracy
 
     def _identity(self, labels: Tensor, joint_count: int) -> Tensor:
-        """What positives of the joint batch share beside their turn: the class, or the image."""
+        """(M,) a number for each sample of the joint batch that positives share, beside their turn:
+        that of the class, or of the image."""
         copies = self.views * 4
         if self.labelled:
             return gather(labels.repeat(copies))

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fdbd.core.configuration import one_of
 from fdbd.core.tables import from_table
 from fdbd.train.augment import Augment
 from fdbd.util.files import parse_toml
@@ -74,8 +75,7 @@ class Preset:
         linearly down to zero (the one-cycle policy of Smith, 2018). `warmup` is linear, for every
         schedule. restart: the whole schedule until `when`, and once more after it with `scale`
         times the peak (a warm restart: Loshchilov and Hutter, 2017)."""
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule {self.schedule!r} is none of {', '.join(SCHEDULES)}")
+        one_of("schedule", self.schedule, *SCHEDULES)
         peak = self.lr
         if self.restart is not None:
             when, scale = self.restart
@@ -109,8 +109,8 @@ class Preset:
         unknown = sorted(set(changes) - known)
         if unknown:
             raise ValueError(
-                f"no such training option: {', '.join(unknown)} (there are "
-                f"{', '.join(sorted(known))})"
+                f"a recipe has no {', '.join(unknown)}, expected options among "
+                f"{', '.join(sorted(known))}"
             )
         return replace(self, **changes)
 

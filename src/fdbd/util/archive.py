@@ -53,7 +53,8 @@ class _Entry(NamedTuple):
     """One entry of an archive, as its header describes it."""
 
     name: str
-    kind: str  #: folder, file or other
+    #: folder, file or other
+    kind: str
     size: int
     open: Callable[[], Any]
 

@@ -162,7 +162,7 @@ def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
 
 
 def packed_name(package: str, version: str) -> str:
-    """What ``npm pack`` calls the tarball of a package.
+    """The name that ``npm pack`` gives to the tarball of a package.
 
     >>> packed_name("@scope/name", "1.0.0")
     'scope-name-1.0.0.tgz'

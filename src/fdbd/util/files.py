@@ -103,7 +103,7 @@ def check_place(path: Path) -> None:
         raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; create it first")
     if path.is_dir():
         raise IsADirectoryError(
-            f"{str(path)!r} is a folder, and a file is to be written there; choose another name"
+            f"{str(path)!r} is a folder, and the output is a file; choose another name"
         )
     if path.exists() and not path.is_file():
         raise FileExistsError(
@@ -209,8 +209,8 @@ def lock(path: Path, *, wait: bool = True) -> Iterator[bool | None]:
 
 
 def stamp(path: str | os.PathLike[str]) -> str:
-    """What changes when a file is rewritten or replaced (size, times and inode), and the machine
-    that says so; empty if there is no file."""
+    """A text that changes when a file is rewritten or replaced: its size, times and inode, and the
+    machine that reads them; empty if there is no file."""
     try:
         found = os.stat(path)
     except OSError:

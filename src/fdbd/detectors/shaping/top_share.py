@@ -1,4 +1,4 @@
-"""What shapings by a sample's own largest activations share: ASH, SCALE and LTS."""
+"""The base of ASH, SCALE and LTS: shapings by a sample's own largest activations."""
 
 import torch
 from torch import Tensor
@@ -44,14 +44,14 @@ def prune(features: Tensor, top: Tensor, fill: Tensor | None = None) -> Tensor:
             values = fill.expand(-1, k)
         return torch.zeros_like(features).scatter(1, indices, values)
     kth = top.detach().amin(dim=1, keepdim=True)
-    # 1 or 0 as floats, which multiply faster than booleans select
+    # 1 or 0 as floats, which multiply faster than booleans select.
     is_kept = torch.ge(features.detach(), kth, out=torch.empty_like(features))
     # In float32: half precision would round the count.
     surplus = is_kept.sum(dim=1, keepdim=True, dtype=torch.float32) - k
     if fill is None:
         # Whether a zero is kept or pruned, it stays 0.
         surplus *= kth != 0
-    # Mostly few rows.
+    # Few rows have ties, as a rule, so only these are corrected.
     tied = surplus[:, 0] > 0
     if tied.any():
         is_kth = features.detach()[tied] == kth[tied]

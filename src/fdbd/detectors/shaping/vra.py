@@ -66,12 +66,17 @@ class VRA(Shaping):
             below = int(place)
             ranks += [below, min(below + 1, last)]
         # The first pass finds the bin that holds each rank, the second divides that bin.
-        found = [coarse.find(rank) for rank in ranks]
-        cells = torch.stack([cell for cell, _ in found])
-        fine = yield _FeatureBins(head.num_features, cells)
-        values = [fine.value(level, rank) for level, (_, rank) in enumerate(found)]
-        alpha = torch.lerp(values[0], values[1], low_place % 1)
-        beta = torch.lerp(values[2], values[3], high_place % 1)
+        cells = []
+        ranks_in_cells = []
+        for rank in ranks:
+            cell, rank_in_cell = coarse.find(rank)
+            cells.append(cell)
+            ranks_in_cells.append(rank_in_cell)
+        fine = yield _FeatureBins(head.num_features, torch.stack(cells))
+        values = [fine.value(level, rank) for level, rank in enumerate(ranks_in_cells)]
+        low_below, low_above, high_below, high_above = values
+        alpha = torch.lerp(low_below, low_above, low_place % 1)
+        beta = torch.lerp(high_below, high_above, high_place % 1)
         if self.fit_dtype == torch.float64:
             # Bins are float32's: what was rounded up to alpha is not below.
             alpha = torch.nextafter(alpha.float(), torch.tensor(-torch.inf)).double()
@@ -80,7 +85,7 @@ class VRA(Shaping):
     def forward(self, features: Tensor) -> Tensor:
         alpha = self.fitted("alpha").to(features.device)
         beta = self.fitted("beta").to(features.device)
-        # 1 or 0 as floats, which multiply faster than booleans select
+        # 1 or 0 as floats, which multiply faster than booleans select.
         is_kept = torch.ge(features.detach(), alpha, out=torch.empty_like(features))
         return torch.minimum(features, beta).mul_(is_kept)
 
