@@ -94,6 +94,8 @@ def miniature(root: Path, name: str, network: str | None, side: int) -> None:
         # One class is predicted for all, so that some predictions are right.
         head = [part for part in model.modules() if isinstance(part, nn.Linear)][-1]
         with torch.no_grad():
+            # torchvision's ViT begins with a head of zeros.
+            nn.init.normal_(head.weight, std=0.02)
             head.bias[0] += 9
         path = root / str(run_config.checkpoint)
         path.parent.mkdir(parents=True, exist_ok=True)

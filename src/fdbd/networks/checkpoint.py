@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fdbd.util.files import beside
@@ -204,7 +204,9 @@ def save_weights(
             kept = kept.to(dtype)
         tensors[key] = kept.clone(memory_format=torch.contiguous_format)
     with beside(path) as temporary:
-        save_file(tensors, temporary, metadata=dict(metadata or {}))
+        # safetensors' save_file would leave its own drafts when it is killed, and its error for a
+        # full disk is not an OSError.
+        temporary.write_bytes(save(tensors, dict(metadata or {})))
 
 
 def _strip(state: dict[str, Any]) -> dict[str, Tensor]:

@@ -66,7 +66,7 @@ def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     usual = draft.stat().st_mode
     try:
         yield draft
-        # safetensors makes files that only their owner can read.
+        # A library that puts a file of its own in this place may let only its owner read it.
         draft.chmod(usual)
         _to_disk(draft)
         os.replace(draft, target)
