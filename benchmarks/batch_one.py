@@ -22,7 +22,7 @@ from _common import machine, seconds_text, table, verdict, write_section
 from torch import Tensor, nn
 
 import fdbd
-from fdbd.networks.classifier import all_finite
+from fdbd.networks.classifier import sum_in_sight
 
 OFTEN = 200
 """Calls per turn of the steps that stand alone."""
@@ -87,12 +87,13 @@ def steps_of(
     with torch.no_grad():
         batch = classifier(image)
         seen = stages.observe(image)
+        total = sum_in_sight(image)
         steps: Steps = {
             "model": lambda: model(image),
             "classifier": lambda: classifier(image),
             "guard": lambda: guard(image),
-            "finite pixels": lambda: all_finite(image),
-            "range of pixels": lambda: inputs.is_missed_by(image),
+            "sum of pixels": lambda: sum_in_sight(image),
+            "range of pixels": lambda: inputs.is_missed_by(image, total),
             "score": lambda: guard.detector.score(batch),
             "decision": lambda: stages.decision(seen.logits, seen.scores),
         }

@@ -122,6 +122,18 @@ def test_ordinary_images_draw_no_warning(guard) -> None:
     guard(spoilt)
 
 
+@pytest.mark.filterwarnings("error")
+def test_white_and_black_images_draw_no_warning() -> None:
+    # The mean of equal numbers is rounded, to either side of them.
+    for white in torch.linspace(2.0, 3.0, 20):
+        training = images(100).clamp(-white, white)
+        training[0] = white
+        training[1] = -white
+        guard = fdbd.Guard(model()).fit([training], progress=False)
+        for value in (white, -white):
+            guard.score(value.expand(2, 3, 8, 8).contiguous())
+
+
 def test_labels_that_the_model_does_not_know_draw_a_warning_at_the_fit() -> None:
     network = model()
     pixels = images(100)

@@ -13,6 +13,8 @@ _READ_WHOLE = 1 << 18
 """Values up to which a batch is read whole: that takes a single call."""
 _SAMPLED = 4096
 """Values of a larger batch that are looked at: enough for a mean, and cheap beside any network."""
+_ROUNDING = 1e-4
+"""Relative error of a mean in float32, with room to spare."""
 
 
 class InputRange(NamedTuple):
@@ -56,24 +58,37 @@ class InputRange(NamedTuple):
             return self
         return InputRange(min(self.low, other.low), max(self.high, other.high))
 
-    def is_missed_by(self, inputs: Any) -> bool:
+    def is_missed_by(self, inputs: Any, total: float | None = None) -> bool:
         """Whether a batch lies outside: its mean is below the least or above the largest number of
-        the fit. Only inputs in the CPU's memory are looked at, so that no device is waited for."""
+        the fit. Only inputs in the CPU's memory are looked at, so that no device is waited for.
+
+        Args:
+            inputs: what the model takes.
+            total: the sum of all numbers, if the inputs are one tensor and it is known already.
+        """
         values = _measured(inputs)
         if values is None or not values.is_cpu or not values.numel():
             return False
-        values = values.detach()
-        if values.numel() > _READ_WHOLE:
-            values = values.reshape(-1)
-            values = values[:: len(values) // _SAMPLED]
-        mean = values.sum(dtype=torch.float32).item() / values.numel()
-        if not math.isfinite(mean):
-            # One infinite pixel says nothing of how the others were prepared.
-            finite = values[torch.isfinite(values)]
-            if not finite.numel():
-                return False
-            mean = finite.mean(dtype=torch.float64).item()
-        return mean < self.low or mean > self.high
+        if total is not None and math.isfinite(total):
+            mean = total / values.numel()
+        else:
+            mean = _mean(values.detach())
+        # The mean of equal numbers, as in a white image, is rounded to either side of them.
+        margin = _ROUNDING * max(abs(self.low), abs(self.high))
+        # False for NaN, which says nothing of how the numbers were prepared.
+        return mean < self.low - margin or mean > self.high + margin
+
+
+def _mean(values: Tensor) -> float:
+    """About the mean of a tensor, without what is not finite; NaN if nothing is left."""
+    if values.numel() > _READ_WHOLE:
+        values = values.reshape(-1)
+        values = values[:: len(values) // _SAMPLED]
+    mean = values.sum(dtype=torch.float32).item() / values.numel()
+    if math.isfinite(mean):
+        return mean
+    # One infinite pixel says nothing of how the others were prepared.
+    return values[torch.isfinite(values)].mean(dtype=torch.float64).item()
 
 
 def _measured(inputs: Any) -> Tensor | None:

@@ -36,7 +36,7 @@ from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.threshold import Threshold
 from fdbd.fitting.overlap import Sketch, sample_hashes
 from fdbd.fitting.spool import Spool
-from fdbd.networks.classifier import Classifier, all_finite, rows_finite, split_batch
+from fdbd.networks.classifier import Classifier, rows_finite, split_batch, sum_in_sight
 from fdbd.util.progress import track
 from fdbd.util.terminal import one_line
 from fdbd.util.torch_compat import is_plain, tracing
@@ -434,9 +434,10 @@ class Stages:
         else:
             inputs, _ = split_batch(images)
             # Before the network, which may write to its inputs.
-            if not all_finite(inputs):
+            total = sum_in_sight(inputs)
+            if total is None or not math.isfinite(total):
                 finite = rows_finite(inputs)
-            self._warn_of_range(inputs)
+            self._warn_of_range(inputs, total)
             plain, scored = self._run_network(images, inputs)
         logits = plain.logits
         if logits is None:
@@ -501,12 +502,13 @@ class Stages:
         plain, moved = guard.perturb.seen_and_moved(inputs, classifier, score)
         return plain, classifier(moved)
 
-    def _warn_of_range(self, inputs: Any) -> None:
-        """Warn once if a batch lies outside of the range of the fit's inputs."""
+    def _warn_of_range(self, inputs: Any, total: float | None) -> None:
+        """Warn once if a batch, whose numbers have this sum, lies outside of the range of the fit's
+        inputs."""
         record = self.record
         if record.inputs is None or record.has_warned_of_inputs or tracing():
             return
-        if record.inputs.is_missed_by(inputs):
+        if record.inputs.is_missed_by(inputs, total):
             record.has_warned_of_inputs = True
             low, high = record.inputs
             warn_caller(

@@ -8,7 +8,6 @@ a map, if the head is a 1×1 convolution over a map (`Batch.grid` says how these
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 import threading
 import weakref
@@ -636,18 +635,18 @@ def _rows_of_finite_numbers(values: Tensor) -> Tensor:
     return torch.isfinite(values).flatten(1).all(dim=1)
 
 
-def all_finite(inputs: Any) -> bool:
-    """Whether every number of a tensor is seen to be finite, by one sum. False also if that cannot
-    be seen without waiting for a device: ask `rows_finite` then.
+def sum_in_sight(inputs: Any) -> float | None:
+    """The sum of all numbers of a floating-point tensor, which is finite only if each of them is;
+    None for anything else, and where looking at it would mean to wait for a device.
 
-    >>> all_finite(torch.ones(2, 3)), all_finite(torch.tensor([[1.0, torch.nan]]))
-    (True, False)
+    >>> sum_in_sight(torch.ones(2, 3)), sum_in_sight(torch.tensor([[1.0, torch.nan]]))
+    (6.0, nan)
     """
     if not isinstance(inputs, Tensor) or inputs.dtype not in (torch.float32, torch.float64):
-        return False
+        return None
     if is_out_of_sight(inputs):
-        return False
-    return math.isfinite(inputs.detach().sum().item())
+        return None
+    return float(inputs.detach().sum())
 
 
 def _tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
