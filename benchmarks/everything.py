@@ -57,6 +57,7 @@ SCRIPTS = [
     # Quality, which no other load on the machine changes.
     Script("bundle_codes", quick=(), quick_only=False, needs_data=True),
     Script("segmentation", quick=("--images", "40"), needs_data=True),
+    Script("many_labels", needs_data=True),
 ]
 LIMIT = 3 * 3600
 """Seconds after which a script is ended."""

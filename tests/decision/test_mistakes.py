@@ -140,3 +140,10 @@ def test_labels_that_the_model_does_not_know_draw_a_warning_at_the_fit() -> None
     wrong = (network(pixels).argmax(dim=1) + 1) % 4
     with pytest.warns(UserWarning, match="no better than guessing: are these the model's classes"):
         fdbd.Guard(network).fit([(pixels, wrong)], progress=False)
+
+
+def test_an_exported_graph_given_for_a_guard_is_said_to_be_one(tmp_path) -> None:
+    path = tmp_path / "guard.onnx"
+    path.write_bytes(b"graph")
+    with pytest.raises(ValueError, match=r"guard.onnx' is an exported graph.*safetensors"):
+        fdbd.load(path)

@@ -77,5 +77,8 @@ def test_an_encoder_that_gives_no_embeddings_is_named() -> None:
     guard = fdbd.Guard.zero_shot(nn.Conv2d(3, 8, 3), CLASSES)
     with pytest.raises(TypeError, match=r"tensor of shape .* expected embeddings \(N, 8\)"):
         guard.score(torch.rand(2, 3, 8, 8))
+    narrow = fdbd.Guard.zero_shot(nn.Linear(5, 6), CLASSES)
+    with pytest.raises(TypeError, match=r"tensor of shape \(2, 6\), expected embeddings \(N, 8\)"):
+        narrow.score(torch.rand(2, 5))
     with pytest.raises(TypeError, match="encoder is a function"):
         fdbd.Guard.zero_shot(lambda images: images, CLASSES)

@@ -72,6 +72,11 @@ def _contents(path: Path, shown: str) -> tuple[dict[str, str], dict[str, Tensor]
     """Metadata and tensors of a safetensors file that says that it is a guard."""
     if not path.is_file():
         raise FileNotFoundError(f"no guard at {shown}: no such file")
+    if path.suffix == ".onnx":
+        raise ArtifactError(
+            f"{shown} is an exported graph, which fdbd serve reads; here the guard's own file is "
+            "needed, as fdbd fit writes it (.safetensors)"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -196,10 +196,10 @@ def _find_model(
     name = model
     if name is None:
         name = str(origin["name"])
-        if model_runs_code(name):
+        if model_runs_code(name) and not trust:
             raise ValueError(
                 f"{_shown(path)} names the model {name}, which is code to run; to trust it, add "
-                f"--model {name}"
+                f"--model {name} or --trust-model"
             )
     if checkpoint is None and origin.get("checkpoint"):
         checkpoint = _find_checkpoint(path, Path(str(origin["checkpoint"])))

@@ -72,13 +72,15 @@ class ZeroShotClassifier(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
         """(N, C) logits."""
         embeddings = self.encoder(*inputs, **named)
-        if not isinstance(embeddings, Tensor) or embeddings.ndim != 2:
+        width = self.head.weight.shape[1]
+        has_shape = isinstance(embeddings, Tensor) and embeddings.ndim == 2
+        if not has_shape or embeddings.shape[1] != width:
             kind = type(embeddings).__name__
             if isinstance(embeddings, Tensor):
                 kind = f"tensor of shape {tuple(embeddings.shape)}"
             raise TypeError(
-                f"the encoder gives a {kind}, expected embeddings (N, "
-                f"{self.head.weight.shape[1]}): wrap it in a module that returns these alone"
+                f"the encoder gives a {kind}, expected embeddings (N, {width}), as wide as those "
+                "of the classes: wrap it in a module that returns these alone"
             )
         logits: Tensor = self.head(embeddings)
         return logits
