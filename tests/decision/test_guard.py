@@ -198,6 +198,17 @@ def test_where_all_boundaries_meet_they_have_equal_shares() -> None:
     assert sorted(explanation.shares[0].tolist()) == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
 
 
+def test_an_explanation_of_many_samples_prints_as_one_line() -> None:
+    guard = fdbd.Guard(fdbd.Head(torch.eye(4))).fit([fdbd.Batch(torch.randn(30, 4))])
+    guard.calibrate([fdbd.Batch(torch.randn(30, 4))])
+    why = guard.explain(fdbd.Batch(torch.randn(500, 4)))
+    text = repr(why)
+    assert len(text) < 200
+    assert "500 samples, 4 classes" in text
+    assert f"class {int(why.nearest[0])} at {float(why.nearest_distance[0]):.4g}" in text
+    assert "500 samples" not in guard.decide(fdbd.Batch(torch.randn(500, 4)))._repr_html_()
+
+
 def test_the_warning_survives_saving(tmp_path) -> None:
     fdbd.Guard(make_model()).fit(make_loader(200, 1)).save(tmp_path / "guard.safetensors")
     guard = fdbd.load(tmp_path / "guard.safetensors", make_model())

@@ -34,6 +34,13 @@ def normal(count: int, seed: int, shift: float = 0.0) -> list[float]:
     return (np.random.default_rng(seed).normal(size=count) + shift).tolist()
 
 
+def test_a_monitor_prints_what_it_has_seen() -> None:
+    monitor = Monitor(calibrated())
+    assert repr(monitor) == "Monitor(0 samples, 0 OOD, no alarm)"
+    monitor.update(normal(300, 0, shift=4.0), [True] * 300)
+    assert repr(monitor) == f"Monitor(300 samples, 300 OOD, ALARM at sample {monitor.alarm_at})"
+
+
 # ── the drift test
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 

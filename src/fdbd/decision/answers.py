@@ -131,6 +131,10 @@ def check_rate(q: float) -> None:
         raise ValueError(f"the false discovery rate is {q}, expected a fraction between 0 and 1")
 
 
+SHOWN = 3
+"""Samples of an explanation that its short form shows."""
+
+
 class Explanation(NamedTuple):
     """The distances of N samples to the decision boundaries.
 
@@ -161,6 +165,18 @@ class Explanation(NamedTuple):
     """(N, M) p-value of each member's score: a small one objects."""
     objections: Tensor | None = None
     """(N, M) each member's share of what speaks against the sample; rows sum to 1."""
+
+    def __repr__(self) -> str:
+        rows, classes = self.distances.shape
+        words = []
+        for label, distance in zip(self.nearest[:SHOWN].tolist(), self.nearest_distance.tolist()):
+            words.append(f"class {label} at {distance:.4g}")
+        if rows > SHOWN:
+            words.append("…")
+        return (
+            f"Explanation({rows:,} samples, {classes:,} classes, nearest boundaries: "
+            f"{', '.join(words)})"
+        )
 
 
 def explain(

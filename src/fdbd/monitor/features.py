@@ -68,6 +68,8 @@ class FeatureDrift:
     >>> drift = FeatureDrift(torch.randn(400, 8), window=50)
     >>> [result.is_alarm for result in drift.update(torch.randn(50, 8) + 1)]
     [True]
+    >>> drift
+    FeatureDrift(windows of 50: 1 tested, samples that wait: 0, ALARM in window 1)
     """
 
     def __init__(
@@ -111,6 +113,15 @@ class FeatureDrift:
         """Windows tested so far."""
         self.alarm: WindowResult | None = None
         """The first alarm since the start or the last `reset`."""
+
+    def __repr__(self) -> str:
+        state = "no alarm"
+        if self.alarm is not None:
+            state = f"ALARM in window {self.alarm.window}"
+        return (
+            f"FeatureDrift(windows of {self.window:,}: {self.tested:,} tested, samples that wait: "
+            f"{self._num_waiting:,}, {state})"
+        )
 
     def update(self, features: FeatureSpaces) -> list[WindowResult]:
         """Add features of new samples; returns the tests of the windows that they fill."""

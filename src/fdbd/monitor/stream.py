@@ -84,6 +84,10 @@ class StreamMonitor:
         """Whether drift was found since the last `reset`."""
         return self._test.alarm
 
+    def __repr__(self) -> str:
+        state = "no alarm" if self.alarm_at is None else f"ALARM at sample {self.alarm_at:,}"
+        return f"{type(self).__name__}({self.samples:,} samples, {self.ood:,} OOD, {state})"
+
     def count(self, scores: Sequence[float], flags: Sequence[bool]) -> Snapshot:
         """Count samples by their scores and decisions, and return the snapshot after them."""
         with self._lock:
