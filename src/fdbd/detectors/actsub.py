@@ -90,7 +90,8 @@ class ActSub(Banked):
         """(N,) −log(1 − mean cosine to the k nearest training samples), of the rest alone."""
         cosines, _ = largest_products(unit(features @ self.rest), self.bank, self.k)
         # A copy of a training sample has the cosine 1 but for rounding.
-        distance = (1 - cosines.mean(dim=1)).clamp(torch.finfo(cosines.dtype).eps, 1)
+        # The exporter of ONNX takes bounds of one type alone.
+        distance = (1 - cosines.mean(dim=1)).clamp(torch.finfo(cosines.dtype).eps, 1.0)
         return -distance.log()
 
 
