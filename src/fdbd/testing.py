@@ -2,7 +2,9 @@
 ``fdbd.testing.check_detector(MyDetector())``. Each fits copies on a small made-up problem and
 raises an AssertionError that names the check and says what was promised and what happened."""
 
+import contextlib
 import copy
+import io
 import math
 import pickle
 import sys
@@ -234,8 +236,12 @@ def _score_of_what_is_needed(learner: Detector, data: TrialData) -> Any:
 def check_inputs_are_left_alone(detector: Detector) -> None:
     """Tensors that are given to a fit or a score do not change."""
     data = trial_data(detector)
-    # Logits too, so that a formula which changes them is found.
-    queries = data.queries._replace(logits=data.head(data.queries.features))
+    # Negative numbers, of which the trial data have none, so that a ReLU in place is found; and
+    # logits, so that a formula which changes them is found.
+    features = data.queries.features - 1
+    queries = data.queries._replace(features=features, logits=data.head(features))
+    if queries.views is not None:
+        queries = queries._replace(views=queries.views - 1)
     data = data._replace(queries=queries)
     kept = copy.deepcopy(data)
     learner = fitted(detector, data)
@@ -635,7 +641,9 @@ def _check_graph(detector: Detector, record: Recorder, size: int) -> None:
     features = data.queries.features + torch.linspace(0.01, 0.02, WIDTH)
     features[0, 0] = math.nan
     try:
-        graph = record(_OnFeatures(learner).eval(), features)
+        # torch prints the whole graph of a formula that it cannot record.
+        with contextlib.redirect_stderr(io.StringIO()):
+            graph = record(_OnFeatures(learner).eval(), features)
     except Exception as error:
         first_line = next(iter(str(error).strip().splitlines()), "")
         raise AssertionError(

@@ -107,6 +107,8 @@ class Careless(Detector):
         scores = -(features - self.center).square().sum(dim=1)
         if self.fault == "in place":
             features.mul_(2)
+        if self.fault == "relu in place":
+            features.relu_()
         if self.fault == "batch":
             return -(features - features.mean(dim=0)).square().sum(dim=1)
         if self.fault == "logits":
@@ -151,6 +153,7 @@ class First(Mean):
         ("list", "check_state_is_in_buffers: the fit keeps memory as an attribute"),
         ("no yield", "check_fit_and_score: .*Careless.passes yields nothing, expected to ask for a stat"),
         ("in place", "check_inputs_are_left_alone: the features that were given have changed"),
+        ("relu in place", "check_inputs_are_left_alone: the features that were given have changed"),
         ("attribute", r"check_state_is_in_buffers: the fit keeps center .* self.set_buffers\(center=tensor\)"),
         ("nan", r"check_fit_and_score: samples \[.*\] have only finite numbers and the score −inf"),
         ("dtype", "check_fit_and_score: after a fit in float64 the scores are torch.float32"),

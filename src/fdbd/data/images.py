@@ -292,9 +292,9 @@ def find_images(folder: str | os.PathLike[str]) -> Images:
 def _entries_of(
     root: str, name: str, met: set[tuple[int, int]], skipped: Counter[str]
 ) -> list[os.DirEntry[str]]:
-    """The entries of the folder `name` below the root, the last name first. None, and one more in
-    `skipped`, if the folder is among those that were `met` or cannot be read; an error if the root
-    itself cannot be read."""
+    """The entries of the folder `name` below the root, the last name first. A folder that is among
+    those that were `met`, or cannot be read, has none and is counted in `skipped`; if the root
+    cannot be read, that is an error."""
     path = os.path.join(root, name)
     try:
         status = os.stat(path)

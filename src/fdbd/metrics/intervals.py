@@ -178,6 +178,8 @@ def precision_influences(counts: Counts) -> tuple[Floats, Floats]:
     positive at or below it; a negative lowers them."""
     true = np.cumsum(counts.positive)
     false = np.cumsum(counts.negative)
+    # By calculus, one more positive raises the precision true/(true + false) by false/(true +
+    # false)², and one more negative lowers it by true/(true + false)².
     share = counts.positive / counts.num_positive / (true + false) ** 2
     raised = np.cumsum((share * false)[::-1])[::-1] * counts.num_positive
     lowered = np.cumsum((share * true)[::-1])[::-1] * counts.num_negative

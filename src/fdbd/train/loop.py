@@ -149,7 +149,9 @@ class _Log:
     duplicate rows."""
 
     def __init__(self, kind: str, folder: Path | None) -> None:
-        self.file = folder / "log.csv" if folder is not None and kind == "csv" else None
+        self.file: Path | None = None
+        if folder is not None and kind == "csv":
+            self.file = folder / "log.csv"
         self.board: Any = None
         if folder is not None and kind == "tensorboard":
             try:
