@@ -1,4 +1,5 @@
-"""Connections whose clients do not read their answers, or leave while several are asked for."""
+"""Connections whose clients do not read their answers, leave while several are asked for, send for
+ever beside what they ask, or offer another protocol."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
 
 pytest.importorskip("uvicorn")
 
-from fdbd.serve.http_protocol import BoundedServer, server
+from fdbd.serve.app import App
+from fdbd.serve.http_protocol import PIPELINE, BoundedServer, server
 from fdbd.serve.process import ServingProcess
 from fdbd.serve.settings import Settings
 
@@ -25,7 +28,7 @@ PATIENCE = 60.0
 """Seconds until a test gives up on what should happen within a few."""
 
 
-class Impatient(NamedTuple):
+class Served(NamedTuple):
     running: BoundedServer
     process: ServingProcess
     send: Callable[[bytes], socket.socket]
@@ -33,14 +36,25 @@ class Impatient(NamedTuple):
 
 
 @pytest.fixture
-def impatient(features) -> Iterator[Impatient]:
+def impatient(features) -> Iterator[Served]:
     """A service that gives a request one second."""
-    settings = Settings(timeout=1.0, header_timeout=1.0)
-    app = app_of(features, settings)
+    with served(app_of(features, Settings(timeout=1.0, header_timeout=1.0))) as found:
+        yield found
+
+
+@pytest.fixture
+def patient(features) -> Iterator[Served]:
+    """A service whose requests have as much time as a test."""
+    with served(app_of(features, Settings(timeout=PATIENCE, header_timeout=PATIENCE))) as found:
+        yield found
+
+
+@contextmanager
+def served(app: App) -> Iterator[Served]:
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
     address = listening.getsockname()
-    running = server(app, settings)
+    running = server(app, app.settings)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
     thread.start()
     assert happens(lambda: running.started)
@@ -54,7 +68,7 @@ def impatient(features) -> Iterator[Impatient]:
         opened.append(client)
         return client
 
-    yield Impatient(running, app.process, send)
+    yield Served(running, app.process, send)
     for client in opened:
         client.close()
     running.should_exit = True
@@ -100,10 +114,24 @@ def test_a_large_answer_that_nobody_reads_keeps_its_memory_until_it_is_given_up(
     assert len(read_to_the_end(client)) < 1_000_000
 
 
-@pytest.mark.parametrize("ahead", [4, 30])
-def test_who_sends_requests_ahead_and_leaves_is_no_error_of_the_service(
-    impatient, caplog, ahead: int
-) -> None:
+def head(*headers: str) -> bytes:
+    """Of a request for a decision."""
+    lines = [
+        "POST /decide HTTP/1.1",
+        "host: 127.0.0.1",
+        "content-type: application/json",
+        *headers,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def decision(*headers: str) -> bytes:
+    """A request for a decision, whole."""
+    body = json.dumps({"features": [[0.0] * WIDTH]}).encode()
+    return head(f"content-length: {len(body)}", *headers) + body
+
+
+def test_who_sends_requests_ahead_and_leaves_is_no_error_of_the_service(impatient, caplog) -> None:
     begun = threading.Event()
     gate = threading.Event()
     [guard] = impatient.process.guards.loaded()
@@ -115,12 +143,7 @@ def test_who_sends_requests_ahead_and_leaves_is_no_error_of_the_service(
         return decide(rows)
 
     guard.batcher._decide = decide_later
-    body = json.dumps({"features": [[0.0] * WIDTH]}).encode()
-    head = (
-        "POST /decide HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
-    )
-    client = impatient.send((head.encode() + body) * ahead)
+    client = impatient.send(decision() * 4)
     assert begun.wait(PATIENCE)
     client.close()
     assert happens(lambda: not impatient.running.server_state.connections)
@@ -129,6 +152,69 @@ def test_who_sends_requests_ahead_and_leaves_is_no_error_of_the_service(
     assert happens(lambda: not impatient.process.under_way)
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
     assert not impatient.process.under_way
+
+
+def test_who_sends_too_many_requests_ahead_loses_the_connection_and_nothing_goes_on(
+    patient, caplog
+) -> None:
+    client = patient.send(decision() * (PIPELINE + 22))
+
+    assert read_to_the_end(client).count(b"HTTP/1.1 200") <= PIPELINE + 1
+    assert happens(lambda: not patient.running.server_state.connections)
+    assert happens(lambda: not patient.process.under_way)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("endless", [b"0\r\nname:", b"0\r\n", b"", b"1;"])
+def test_a_body_in_chunks_has_no_endless_trailer_and_no_endless_lengths(
+    patient, endless: bytes
+) -> None:
+    client = patient.send(head("transfer-encoding: chunked") + b"1\r\n[\r\n")
+    assert happens(lambda: bool(patient.process.under_way))
+
+    client.sendall(endless + b"0" * (Settings().max_header + 1 - len(endless)))
+
+    assert read_to_the_end(client).startswith(b"HTTP/1.1 431")
+    assert happens(lambda: not patient.process.under_way)
+
+
+def test_fields_of_a_trailer_are_no_headers(patient) -> None:
+    body = json.dumps({"features": [[0.0] * WIDTH]}).encode()
+    client = patient.send(head("transfer-encoding: chunked"))
+    assert happens(lambda: bool(patient.process.under_way))
+    [connection] = patient.running.server_state.connections
+
+    trailer = b"name: value\r\n" * 500
+    client.sendall(b"%x\r\n%s\r\n0\r\n%s\r\n" % (len(body), body, trailer))
+
+    assert b"HTTP/1.1 200" in client.recv(4096)
+    assert len(connection.headers) == 3
+
+
+@pytest.mark.parametrize("pause", [False, True])
+def test_the_offer_of_another_protocol_is_not_taken_and_the_request_is_answered(
+    patient, pause: bool
+) -> None:
+    """Java's client offers HTTP/2 with its first request."""
+    offer = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAA")
+    request = decision(*offer)
+    if pause:
+        client = patient.send(request[:-5])
+        assert happens(lambda: bool(patient.process.under_way))
+        client.sendall(request[-5:])
+    else:
+        client = patient.send(request)
+    client.sendall(decision("connection: close"))
+
+    answers = read_to_the_end(client)
+    assert answers.count(b"HTTP/1.1 200") == 2
+    assert answers.count(b'"decisions"') == 2
+
+
+def test_nothing_is_connected_through_the_service(patient) -> None:
+    client = patient.send(b"CONNECT example.org:443 HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+
+    assert read_to_the_end(client).startswith(b"HTTP/1.1 405")
 
 
 @pytest.mark.slow

@@ -11,12 +11,14 @@ this application (2.8.7), it needed the same processor time per request, but
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import httptools
 from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -38,6 +40,34 @@ _GRACE_SECONDS = 3.0
 """How long after its deadline a connection may still be sending its answer."""
 
 
+class _Parser(httptools.HttpRequestParser):
+    """Parses the requests of one connection.
+
+    The parser that it extends leaves out the body of a request that also offers another protocol,
+    as Java's client offers HTTP/2 with its first request: such a request is parsed once more
+    without the offer.
+    """
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+        # As the server does with its own parser, so that a client which sends more behind a request
+        # with `connection: close` is answered. httptools before 0.6.3 always allows that.
+        with contextlib.suppress(AttributeError):
+            self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self._protocol.transport.is_closing():
+                return  # it was refused
+            (place,) = offer.args
+            head = self._protocol.head_without_offer()
+            self._protocol.parser = _Parser(self._protocol)
+            self._protocol.parser.feed_data(head + data[place:])
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection: its headers are limited in size, number and time, and it cannot stay half
     sent or half read."""
@@ -47,6 +77,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.settings = self.app_state["settings"]
+        self.parser = _Parser(self)
         self._is_over_limit = False
         self._opened = time.monotonic()
         # When the first byte of the request that is being received came; None between requests.
@@ -58,6 +89,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._is_in_header = False
         self._began_in_this_chunk = False
+        # Bytes between those of the body: lengths of its chunks, and the trailer after the last.
+        self._bytes_beside_body = 0
+        self._has_body_in_this_chunk = False
         # Requests that are answered or wait for their turn; the server knows the latest alone.
         self._unanswered: list[RequestResponseCycle] = []
 
@@ -146,9 +180,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._first_byte is None:
             self._first_byte = time.monotonic()
         self._began_in_this_chunk = False
+        self._has_body_in_this_chunk = False
         is_first_request = self.cycle is None
         super().data_received(data)
-        if not self._is_in_header or self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if not self._is_in_header:
+            self._limit_bytes_beside_body(len(data))
             return
         if self._began_in_this_chunk and not is_first_request:
             # The chunk may hold the rest of the request before: count from the next one on.
@@ -158,6 +196,23 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._header_bytes > self.settings.max_header:
             self._refuse_header()
 
+    def _limit_bytes_beside_body(self, size: int) -> None:
+        """Refuse what goes on for ever beside headers and body: the lengths of chunks, the trailer,
+        blank lines before a request."""
+        is_receiving = self._first_byte is not None
+        if not is_receiving or self._has_body_in_this_chunk:
+            self._bytes_beside_body = 0
+            return
+        self._bytes_beside_body += size
+        if self._bytes_beside_body > self.settings.max_header:
+            limit = f"{self.settings.max_header:,} bytes"
+            self.refuse(431, f"the request has more than {limit} beside its headers and its body")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # What comes after the last chunk of a body is a trailer, which nobody asks for.
+        if self._is_in_header:
+            super().on_header(name, value)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._header_bytes = 0
@@ -165,6 +220,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._began_in_this_chunk = True
         if self._first_byte is None:
             self._first_byte = time.monotonic()
+
+    def head_without_offer(self) -> bytes:
+        """The line and headers of the latest request, without the offer of another protocol."""
+        method = self.parser.get_method()
+        version = b"HTTP/" + self.parser.get_http_version().encode()
+        lines = [b" ".join([method, self.url, version])]
+        for name, value in self.headers:
+            if name not in (b"connection", b"upgrade", b"http2-settings"):
+                lines.append(name + b": " + value)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_headers_complete(self) -> None:
         self._is_in_header = False
@@ -174,6 +239,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if size > self.settings.max_header or len(self.headers) > self.settings.max_headers:
             self._refuse_header()
             return
+        if self.parser.get_method() == b"CONNECT":
+            self.refuse(405, "this is no proxy: there is nothing to connect to")
+            return
+        if self.parser.should_upgrade():
+            return  # it comes again without the offer
         if len(self.pipeline) >= PIPELINE:
             self.refuse(400, f"at most {PIPELINE} requests may be sent ahead")
             return
@@ -186,10 +256,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
+        self._has_body_in_this_chunk = True
         if not self.transport.is_closing():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         if not self.transport.is_closing():
             super().on_message_complete()
         self._first_byte = None
