@@ -113,6 +113,20 @@ def test_memory_is_taken_for_what_a_decoder_holds_beside_the_image(kind: str, he
     assert budget.used == 0
 
 
+def test_memory_is_taken_for_a_jpeg_with_a_scan_for_each_colour_at_its_whole_size() -> None:
+    budget = MemoryBudget(90_000_000)
+    decoder = ImageDecoder(budget, threads=1, max_pixels=10**6, keep_small=False)
+    decoder.budget = budget
+    photo = encoded("JPEG", 4000, 4000)
+    decoded(decoder, photo)
+
+    place = photo.index(b"\xff\xda")
+    scan_of_one = bytes([0xFF, 0xDA, 0, 8, 1, 1, 0, 0, 63, 0])
+    photo = photo[:place] + scan_of_one + photo[place + 14 :]
+    with pytest.raises(TooLargeForMemory):
+        decoded(decoder, photo)
+
+
 def test_what_never_fits_is_told_so_and_what_does_not_fit_now_may_come_again() -> None:
     budget = MemoryBudget(1000)
     share = budget.share()

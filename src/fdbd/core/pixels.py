@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fdbd.core.image_headers import check_exif, check_header
 from fdbd.util.extras import require
 from fdbd.util.terminal import one_line
 
@@ -33,6 +34,20 @@ EXTENSIONS = frozenset(
 )
 """File name endings, in lower case, that count as images in a folder."""
 
+_ORIENTATION = 0x0112
+"""Tag of EXIF."""
+_TO_UPRIGHT = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""Pillow's names of what turns an image upright, by orientation."""
+_ON_THEIR_SIDE = (5, 6, 7, 8)
+"""Orientations of images that are stored on their side."""
 _TILE_WIDTH = 322
 _TILE_LENGTH = 323
 """Tags of a TIFF."""
@@ -151,6 +166,7 @@ def open_image(
                     raise ValueError("it is not a regular file")
                 file = open(source, "rb")  # noqa: SIM115
             opened.enter_context(file)
+            check_header(file)
             image = opened.enter_context(pil.open(file, formats=formats))
         yield image
 
@@ -158,12 +174,20 @@ def open_image(
 def upright_size(image: Image) -> tuple[int, int]:
     """Height and width of an opened image once it is upright. No pixel is decoded."""
     width, height = image.size
-    # Malformed EXIF says nothing about the pixels.
-    with contextlib.suppress(Exception):
-        # The orientations from 5 on lie on their side.
-        if image.getexif().get(0x0112, 1) >= 5:
-            return width, height
+    if _orientation(image) in _ON_THEIR_SIDE:
+        return width, height
     return height, width
+
+
+def _orientation(image: Image) -> int:
+    """What EXIF says of how to turn an image upright, 1 to 8; 1, not at all, if it says nothing."""
+    # Malformed EXIF says nothing about the pixels, which are whole.
+    with contextlib.suppress(Exception):
+        check_exif(image.info.get("exif", b""))
+        stated = image.getexif().get(_ORIENTATION, 1)
+        if stated in _TO_UPRIGHT:
+            return int(stated)
+    return 1
 
 
 def load_pixels(image: Image, *, name: str, max_pixels: int = MAX_PIXELS) -> Pixels:
@@ -264,11 +288,9 @@ def import_pillow() -> Any:
 
 
 def _upright_rgb(image: Image) -> Image:
-    from PIL import ImageOps
-
-    # Malformed EXIF says nothing about the pixels, which are whole.
-    with contextlib.suppress(Exception):
-        image = ImageOps.exif_transpose(image) or image
+    turn = _TO_UPRIGHT.get(_orientation(image))
+    if turn is not None:
+        image = image.transpose(import_pillow().Transpose[turn])
     if image.mode == "F":
         raise ValueError("floating-point images have no fixed range")
     # 16-bit grey (I;16…), or 32-bit integers that hold it.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fdbd.core.image_headers import decoder_holds_all
 from fdbd.core.pixels import (
     ImageError,
     Pixels,
@@ -235,8 +236,7 @@ def _memory_needed(image: Image, content: bytes, preprocess: Preprocess) -> int:
     if image.format in ("JPEG", "MPO"):
         if content.count(b"\xff\xda") > MAX_SCANS:
             raise ImageError(f"the image has more than {MAX_SCANS} scans, which no camera makes")
-        if image.info.get("progressive"):
-            # The coefficients of the whole image are held, whatever the size it is decoded at.
+        if decoder_holds_all(content):
             whole_width, whole_height = _size_in_file(image)
             needed += 6 * whole_width * whole_height
     needed += _PER_PIXEL_OF_TILE * tile_pixels(image)
