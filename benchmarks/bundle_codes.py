@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from _common import machine, table, write_section
 
 from fdbd.bench import Benchmark, Config, FeatureSet, benchmark_of, load_bundle
@@ -28,28 +29,21 @@ def in_floats() -> Benchmark:
     textures, sun = whole.ood
     paths = load("sun", "test", for_size=224).paths
     assert paths is not None
-    near = [path.name.startswith(NEAR_SCENES) for path in paths]
-    parts = {
-        name: [row for row, is_near in enumerate(near) if is_near == wanted]
-        for name, wanted in (("sun", False), ("sun-near", True))
-    }
-    return replace(
-        whole,
-        ood=[textures, *(FeatureSet(name, sun.features[rows]) for name, rows in parts.items())],
-    )
+    is_near = torch.tensor([path.name.startswith(NEAR_SCENES) for path in paths])
+    far_scenes = FeatureSet("sun", sun.features[~is_near])
+    near_scenes = FeatureSet("sun-near", sun.features[is_near])
+    return replace(whole, ood=[textures, far_scenes, near_scenes])
 
 
 def main() -> None:
-    coded, floats = (
-        each.run(latency=False, progress=False) for each in (load_bundle(), in_floats())
-    )
+    coded = load_bundle().run(latency=False, progress=False)
+    floats = in_floats().run(latency=False, progress=False)
     rows = []
     for row in coded.finished:
         other = floats.row(row.name).evaluations
-        gaps = {
-            name: 100 * (float(found.auroc) - float(other[name].auroc))
-            for name, found in row.evaluations.items()
-        }
+        gaps = {}
+        for name, found in row.evaluations.items():
+            gaps[name] = 100 * (float(found.auroc) - float(other[name].auroc))
         worst = max(gaps, key=lambda name: abs(gaps[name]))
         rows.append([row.name, *(f"{gap:+.3f}" for gap in gaps.values()), worst, abs(gaps[worst])])
     rows.sort(key=lambda cells: -cells[-1])

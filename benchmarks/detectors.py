@@ -12,7 +12,7 @@ import argparse
 import multiprocessing
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -139,7 +139,8 @@ def theirs(name: str, arrays: Arrays) -> Side | None:
     def on_map(maps: Tensor) -> Tensor:
         return linear(maps.flatten(1))
 
-    maps, train_maps = arrays.test[:, :, None, None], arrays.train[:, :, None, None]
+    maps = arrays.test[:, :, None, None]
+    train_maps = arrays.train[:, :, None, None]
     on_logits = {
         "msp": lambda: peer.MaxSoftmax(None),
         "maxlogit": lambda: peer.MaxLogit(None),
@@ -213,24 +214,34 @@ class Row(NamedTuple):
 def compare(name: str, arrays: Arrays, shape: tuple[int, int, int, int]) -> Row:
     """One detector: our seconds, ratios theirs/ours, and peak memory measured in separate
     processes."""
-    mine, peer = ours(name, arrays), theirs(name, arrays)
-    fits = {"ours": mine.fit} | ({"theirs": peer.fit} if peer else {})
+    mine = ours(name, arrays)
+    peer = theirs(name, arrays)
+    fits: dict[str, Callable[[], Any]] = {"ours": mine.fit}
+    scores: dict[str, Callable[[], Any]] = {"ours": partial(mine.score, mine.fit())}
+    if peer is not None:
+        fits["theirs"] = peer.fit
+        scores["theirs"] = partial(peer.score, peer.fit())
     fit = timed(fits)
-    scores = {"ours": partial(mine.score, mine.fit())} | (
-        {"theirs": partial(peer.score, peer.fit())} if peer else {}
-    )
     score = timed(scores)
-    peaks = [
-        in_child(memory, side, name, shape) if side == "ours" or peer else (0, 0)
-        for side in ("ours", "theirs")
-    ]
-    ratios = [timing.ratio("theirs", "ours") if peer else float("nan") for timing in (fit, score)]
-    if peer and fit.seconds("theirs") < 1e-3:
-        ratios[0] = float(
-            "nan"
-        )  # there is nothing to fit: what takes less than a millisecond is a call, not work
+    fit_bytes, score_bytes = in_child(memory, "ours", name, shape)
+    fit_ratio = float("nan")
+    score_ratio = float("nan")
+    their_bytes = (0, 0)
+    if peer is not None:
+        score_ratio = score.ratio("theirs", "ours")
+        their_bytes = in_child(memory, "theirs", name, shape)
+        # What takes less than a millisecond is a call, and not the work of a fit.
+        if fit.seconds("theirs") >= 1e-3:
+            fit_ratio = fit.ratio("theirs", "ours")
     return Row(
-        name, fit.seconds("ours"), ratios[0], score.seconds("ours"), ratios[1], *peaks[0], peaks[1]
+        name=name,
+        fit=fit.seconds("ours"),
+        fit_ratio=fit_ratio,
+        score=score.seconds("ours"),
+        score_ratio=score_ratio,
+        fit_bytes=fit_bytes,
+        score_bytes=score_bytes,
+        their_bytes=their_bytes,
     )
 
 
@@ -240,8 +251,11 @@ def timed(contenders: dict[str, Callable[[], Any]]) -> Any:
     spent = sum(map(first.seconds, contenders))
     if spent > 30:
         return first
-    rounds, calls = (9, 3) if spent < 0.2 else (5, 1) if spent < 6 else (1, 1)
-    return interleaved(contenders, rounds=rounds, calls=calls)
+    if spent < 0.2:
+        return interleaved(contenders, rounds=9, calls=3)
+    if spent < 6:
+        return interleaved(contenders, rounds=5, calls=1)
+    return interleaved(contenders, rounds=1, calls=1)
 
 
 def cpu_seconds(contenders: dict[str, Callable[[], Any]]) -> dict[str, float]:
@@ -255,10 +269,12 @@ def cpu_seconds(contenders: dict[str, Callable[[], Any]]) -> dict[str, float]:
         least[name] = time.process_time() - start
     if max(least.values()) > 2:
         return least
-    calls = {
-        name: max(1, min(100, round(0.005 / max(seconds, 1e-6)))) for name, seconds in least.items()
-    }
-    least, spent = dict.fromkeys(contenders, float("inf")), 0.0
+    # About five milliseconds in each round, so that the clock's resolution does not matter.
+    calls = {}
+    for name, seconds in least.items():
+        calls[name] = max(1, min(100, round(0.005 / max(seconds, 1e-6))))
+    least = dict.fromkeys(contenders, float("inf"))
+    spent = 0.0
     for number in range(15):
         for name, function in contenders.items():
             start = time.process_time()
@@ -276,18 +292,20 @@ def cpu_time(width: int, classes: int, fitted: int, scored: int) -> tuple[str, l
     """Fits and scores of one size in CPU time of one thread, ours and pytorch-ood's, and what
     misses its target."""
     torch.set_num_threads(1)
-    arrays, rows, missed = make_arrays(width, classes, fitted, scored), [], []
+    arrays = make_arrays(width, classes, fitted, scored)
+    rows = []
+    missed = []
+    has_many_classes = classes >= 1000
     for name in NAMES:
-        mine, peer = ours(name, arrays), theirs(name, arrays)
-        if peer is None or (classes >= 1000 and name in HOURS):
+        if has_many_classes and name in HOURS:
             continue
-        if classes >= 1000 and name in (
-            "mds",
-            "rmds",
-        ):  # pytorch-ood's take half a minute for 1,000 samples
-            few = arrays._replace(test=arrays.test[:100])
-            mine, peer = ours(name, few), theirs(name, few)
-            assert peer is not None
+        # pytorch-ood's take half a minute for 1,000 samples.
+        is_slow = has_many_classes and name in ("mds", "rmds")
+        given = arrays._replace(test=arrays.test[:100]) if is_slow else arrays
+        mine = ours(name, given)
+        peer = theirs(name, given)
+        if peer is None:
+            continue
         cells = [name]
         fit = cpu_seconds({"ours": mine.fit, "theirs": peer.fit})
         score = cpu_seconds(
@@ -300,11 +318,7 @@ def cpu_time(width: int, classes: int, fitted: int, scored: int) -> tuple[str, l
                 cells += ["–", "–"]
                 continue
             cells += [seconds_text(seconds["ours"]), f"{ratio:.3g}"]
-            least = (
-                100.0
-                if classes >= 1000 and what == "scores" and name in ("mds", "rmds")
-                else AS_FAST
-            )
+            least = 100.0 if is_slow and what == "scores" else AS_FAST
             if ratio < least:
                 took = seconds_text(seconds["ours"])
                 missed.append(
@@ -476,10 +490,8 @@ def against_a_forward_pass(rows: int, images: int) -> tuple[str, list[str]]:
     from torchvision.models import resnet18
 
     arrays = make_arrays(512, 10, rows, rows)
-    train, test = (
-        Batch(arrays.train, arrays.train_logits, arrays.labels),
-        Batch(arrays.test, arrays.test_logits),
-    )
+    train = Batch(arrays.train, arrays.train_logits, arrays.labels)
+    test = Batch(arrays.test, arrays.test_logits)
     network = resnet18(weights=None).eval()
     picture = torch.randn(50, 3, 224, 224)
     with torch.inference_mode():
@@ -488,7 +500,8 @@ def against_a_forward_pass(rows: int, images: int) -> tuple[str, list[str]]:
         for _ in range(images // 50):
             network(picture)
         forward = time.perf_counter() - start
-    fits, scores = {}, {}
+    fits = {}
+    scores = {}
     for name in NAMES:
         if name in NEIGHBOURS:
             continue
@@ -508,9 +521,9 @@ def against_a_forward_pass(rows: int, images: int) -> tuple[str, list[str]]:
         f" {seconds_text(forward)} for one forward pass over {images:,} images of 224 × 224.\n"
     )
     print(text, flush=True)
-    missed = (
-        [] if sum(scores.values()) < forward else ["the family takes longer than the forward pass"]
-    )
+    missed = []
+    if sum(scores.values()) >= forward:
+        missed.append("the family takes longer than the forward pass")
     return text, missed
 
 
@@ -518,7 +531,9 @@ class Stream:
     """Batches generated on demand, the same ones each time."""
 
     def __init__(self, count: int, width: int, classes: int) -> None:
-        self.count, self.width, self.classes = count, width, classes
+        self.count = count
+        self.width = width
+        self.classes = classes
 
     def __iter__(self) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(0)
@@ -539,9 +554,11 @@ def streaming_memory(name: str, count: int) -> int:
 
 def fit_memory(counts: tuple[int, int]) -> tuple[str, list[str]]:
     """Peak memory of a streaming fit for two numbers of samples."""
-    rows, missed = [], []
+    rows = []
+    missed = []
     for name in NAMES:
-        small, large = (in_child(streaming_memory, name, count) for count in counts)
+        small = in_child(streaming_memory, name, counts[0])
+        large = in_child(streaming_memory, name, counts[1])
         rows.append([name, f"{small / 1e6:.0f}", f"{large / 1e6:.0f}"])
         print("  ".join(rows[-1]), flush=True)
         if name not in NEIGHBOURS and large > small + 30e6:
@@ -560,6 +577,42 @@ def quiet() -> None:
     torch.set_num_threads(min(2, torch.get_num_threads()))
 
 
+class Scale(NamedTuple):
+    """How much is measured."""
+
+    sizes: Sequence[tuple[int, int]]
+    """Features and classes of each size."""
+    fitted: int
+    scored: int
+    cached: int
+    """Samples that the whole family scores beside one forward pass."""
+    images: int
+    """Images of that forward pass."""
+    streamed: tuple[int, int]
+    """Samples of the two streaming fits."""
+
+
+WHOLE = Scale(SIZES, 50_000, 2000, 100_000, 1000, (20_000, 80_000))
+QUICK = Scale(QUICK_SIZES, 5000, 500, 10_000, 100, (4000, 12_000))
+
+Step = Callable[[], tuple[str, list[str]]]
+"""A measurement: its text, and what misses its target."""
+
+
+def steps_of(scale: Scale) -> dict[str, list[Step]]:
+    """The parts of each section."""
+    steps: dict[str, list[Step]] = {"cpu": [], "peers": [], "faiss": []}
+    for (width, classes), counts in zip(scale.sizes, CPU_COUNTS):
+        steps["cpu"].append(partial(cpu_time, width, classes, *counts))
+    for width, classes in scale.sizes:
+        arguments = (width, classes, scale.fitted, scale.scored)
+        steps["peers"].append(partial(against_pytorch_ood, *arguments))
+        steps["faiss"].append(partial(against_faiss, *arguments))
+    steps["family"] = [partial(against_a_forward_pass, scale.cached, scale.images)]
+    steps["memory"] = [partial(fit_memory, scale.streamed)]
+    return steps
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -569,34 +622,23 @@ def main() -> None:
     arguments = parser.parse_args()
     quiet()
     threads = torch.get_num_threads()
-    sizes, fitted, scored = (QUICK_SIZES, 5000, 500) if arguments.quick else (SIZES, 50_000, 2000)
-    rows, images = (10_000, 100) if arguments.quick else (100_000, 1000)
-    steps: dict[str, list[Callable[[], tuple[str, list[str]]]]] = {
-        "cpu": [partial(cpu_time, *size, *counts) for size, counts in zip(sizes, CPU_COUNTS)],
-        "peers": [
-            partial(against_pytorch_ood, width, classes, fitted, scored) for width, classes in sizes
-        ],
-        "faiss": [
-            partial(against_faiss, width, classes, fitted, scored) for width, classes in sizes
-        ],
-        "family": [partial(against_a_forward_pass, rows, images)],
-        "memory": [partial(fit_memory, (4000, 12_000) if arguments.quick else (20_000, 80_000))],
-    }
-    for name, parts in steps.items():
-        if arguments.only in (None, name):
-            done = [part() for part in parts]
-            missed = [line for _, lines in done for line in lines]
-            if not writes(arguments.quick):
-                print(
-                    "\nSmall arrays measure calls, not work: targets are checked without --quick."
-                )
-                continue
-            print("\n" + verdict(missed))
-            write_section(
-                TITLES[name],
-                "\n".join([_about(name), *(text for text, _ in done), verdict(missed)]),
-            )
-            torch.set_num_threads(threads)
+    scale = QUICK if arguments.quick else WHOLE
+    for name, parts in steps_of(scale).items():
+        if arguments.only not in (None, name):
+            continue
+        texts = [_about(name)]
+        missed = []
+        for part in parts:
+            text, lines = part()
+            texts.append(text)
+            missed += lines
+        if not writes(arguments.quick):
+            print("\nSmall arrays measure calls, not work: targets are checked without --quick.")
+            continue
+        texts.append(verdict(missed))
+        print("\n" + verdict(missed))
+        write_section(TITLES[name], "\n".join(texts))
+        torch.set_num_threads(threads)
 
 
 def _about(name: str) -> str:

@@ -154,7 +154,8 @@ class Child:
 
 def slow_down() -> None:
     """Small parts and a slow disk, so that faults happen in the middle of the work."""
-    scoring.FEATURE_PART_ROWS, scoring.PART_ROWS = 200, 4
+    scoring.FEATURE_PART_ROWS = 200
+    scoring.PART_ROWS = 4
     write = Output.write
 
     def write_slowly(output: Output, number: int, tables: Any) -> None:
@@ -397,7 +398,8 @@ def kill_monitor(place: Path, chance: random.Random) -> None:
 
     def save_for_ever() -> None:
         guard = fdbd.load("guard.safetensors")
-        monitor, values = fdbd.Monitor(guard), features(5, 3)[0]
+        monitor = fdbd.Monitor(guard)
+        values, _ = features(5, 3)
         while True:
             monitor.update(guard.decide(fdbd.Batch(values)))
             monitor.save("monitor.json")
@@ -585,22 +587,24 @@ def garble(place: Path, chance: random.Random) -> str:
     kind = chance.choice(["parquet", "npz", "png"])
     if kind == "png":
         copy_base(BASE, place, "photos", "images.safetensors")
-        path, data, guard = place / "photos" / "a" / "02.png", "photos", "images.safetensors"
+        guard = "images.safetensors"
+        data = "photos"
+        path = place / "photos" / "a" / "02.png"
     else:
         copy_base(BASE, place)
-        guard, data = "guard.safetensors", f"today.{kind}"
+        guard = "guard.safetensors"
+        data = f"today.{kind}"
         path = place / data
         if kind == "npz":
-            np.savez(
-                path,
-                features=np.random.default_rng(0).standard_normal((500, WIDTH), dtype=np.float32),
-            )
+            rows = np.random.default_rng(0).standard_normal((500, WIDTH), dtype=np.float32)
+            np.savez(path, features=rows)
     content = bytearray(path.read_bytes())
     for _ in range(chance.randrange(1, 30)):
         content[chance.randrange(len(content))] = chance.randrange(256)
-    path.write_bytes(
-        content[: chance.randrange(len(content))] if chance.random() < 0.3 else content
-    )
+    is_cut = chance.random() < 0.3
+    if is_cut:
+        content = content[: chance.randrange(len(content))]
+    path.write_bytes(content)
     run = command(place, "score", guard, data, "--out", "scores.parquet")
     expect(run.code in (0, 2), f"exit code {run.code}: {run.text[-300:]}")
     expect(len(run.text) < 2000, f"{len(run.text)} letters of complaint: {run.text[:300]}")
@@ -862,7 +866,8 @@ class Asking(torch.utils.data.Dataset[int]):
     """A dataset whose samples are a guard's decisions."""
 
     def __init__(self, guard: fdbd.Guard, values: torch.Tensor) -> None:
-        self.guard, self.values = guard, values
+        self.guard = guard
+        self.values = values
 
     def __len__(self) -> int:
         return 8
@@ -874,13 +879,12 @@ class Asking(torch.utils.data.Dataset[int]):
 def fork_and_ask(how: str) -> None:
     import multiprocessing
 
-    guard, (values, _) = fdbd.load("guard.safetensors"), features(5000, 7)
+    guard = fdbd.load("guard.safetensors")
+    values, _ = features(5000, 7)
     if how == "loader":
-        found = [
-            int(each)
-            for batch in torch.utils.data.DataLoader(Asking(guard, values), num_workers=2)
-            for each in batch
-        ]
+        found = []
+        for batch in torch.utils.data.DataLoader(Asking(guard, values), num_workers=2):
+            found += batch.tolist()
     else:
         with multiprocessing.get_context(how).Pool(2) as pool:
             found = pool.starmap(ask_in_worker, [(guard, values)] * 4)
@@ -954,33 +958,33 @@ def on_cluster(
     the_cluster()
     copy_base(BASE, place)
     failures: list[str] = []
-    guard, expected = fdbd.load(place / "guard.safetensors"), np.load(BASE / "today.npy")
+    guard = fdbd.load(place / "guard.safetensors")
+    expected = np.sort(np.load(BASE / "today.npy"))
     pool = on_ray.Workers(**{"batch_size": 500, "patience": 60.0, **workers})
+
+    def score_dataset() -> list[float]:
+        # Ray's own reading does not survive every loss of a node.
+        table = pq.read_table(place / "today.parquet")
+        blocks = [table.slice(start, 2500) for start in range(0, ROWS, 2500)]
+        scored = on_ray.score(guard, ray.data.from_arrow(blocks), workers=pool)
+        return [row["score"] for row in scored.iter_rows()]
+
+    def score_file() -> list[float]:
+        opened = scoring.open_guard(place / "guard.safetensors")
+        rows = scoring.open_rows(str(place / "today.parquet"))
+        parts = list(enumerate(rows.spans(1000)))
+        found = []
+        for _, tables in pool.run(opened.guard, scoring.Scoring(opened, rows).part, parts):
+            for table in tables:
+                found += table["score"].tolist()
+        return found
 
     def job(number: int) -> None:
         try:
-            if number % 2:
-                table = pq.read_table(
-                    place / "today.parquet"
-                )  # Ray's own reading does not survive every loss of a node
-                dataset = ray.data.from_arrow(
-                    [table.slice(start, 2500) for start in range(0, ROWS, 2500)]
-                )
-                found = [
-                    row["score"] for row in on_ray.score(guard, dataset, workers=pool).iter_rows()
-                ]
-            else:
-                opened = scoring.open_guard(place / "guard.safetensors")
-                rows = scoring.open_rows(str(place / "today.parquet"))
-                work, parts = scoring.Scoring(opened, rows).part, list(enumerate(rows.spans(1000)))
-                tables = [
-                    table for _, some in pool.run(opened.guard, work, parts) for table in some
-                ]
-                found = [score for table in tables for score in table["score"].tolist()]
+            found = score_dataset() if number % 2 else score_file()
             expect(len(found) == ROWS, f"{len(found)} rows of {ROWS}")
-            expect(
-                np.allclose(np.sort(found), np.sort(expected), rtol=1e-5, atol=1e-6), "other scores"
-            )
+            is_same = np.allclose(np.sort(found), expected, rtol=1e-5, atol=1e-6)
+            expect(is_same, "other scores")
         except BaseException as error:
             failures.append(f"{type(error).__name__}: {str(error)[:300]}")
 

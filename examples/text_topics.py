@@ -31,9 +31,15 @@ def documents(topic: str) -> list[str]:
 
 
 def main() -> dict[str, float]:
-    known = [(text, topic) for topic in KNOWN for text in documents(topic)]
-    unseen = [text for topic in UNSEEN for text in documents(topic)]
-    texts, topics = zip(*known)
+    texts: list[str] = []
+    topics: list[str] = []
+    for topic in KNOWN:
+        found = documents(topic)
+        texts += found
+        topics += [topic] * len(found)
+    unseen: list[str] = []
+    for topic in UNSEEN:
+        unseen += documents(topic)
     train, test, train_topics, test_topics = train_test_split(
         texts, topics, stratify=topics, random_state=0
     )
@@ -41,10 +47,10 @@ def main() -> dict[str, float]:
     classifier = make_pipeline(
         TfidfVectorizer(sublinear_tf=True, min_df=2), LogisticRegression(C=10, max_iter=1000)
     )
-    model = OODDetector(classifier, detector="fdbd", tpr=0.9).fit(list(train), list(train_topics))
+    model = OODDetector(classifier, detector="fdbd", tpr=0.9).fit(train, train_topics)
 
     result = {
-        "accuracy": float((model.predict_class(test) == list(test_topics)).mean()),
+        "accuracy": float((model.predict_class(test) == test_topics).mean()),
         "accepted_known": float((model.predict(test) == 1).mean()),
         "accepted_unseen": float((model.predict(unseen) == 1).mean()),
         "auroc": fdbd.metrics.auroc(model.score_samples(test), model.score_samples(unseen)),

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -133,14 +133,15 @@ json_values = st.recursive(
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Ways to every value inside JSON values."""
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    return [path, *(way for key, inner in items for way in leaves(inner, (*path, key)))]
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    ways = [path]
+    for key, inner in items:
+        ways += leaves(inner, (*path, key))
+    return ways
 
 
 def changed(draw: Any, value: Any, by: Any) -> Any:

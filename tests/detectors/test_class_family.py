@@ -207,22 +207,29 @@ def test_labels_that_no_prediction_agrees_with_are_refused(problem: Any, kind: A
 # DICE
 
 
+def percentile_of(values: list[float], percentile: float) -> float:
+    """Between the two nearest values, by linear interpolation."""
+    ordered = sorted(values)
+    position = percentile / 100 * (len(ordered) - 1)
+    lower = ordered[math.floor(position)]
+    upper = ordered[math.ceil(position)]
+    return lower + (upper - lower) * (position - math.floor(position))
+
+
 @pytest.mark.parametrize("percentile", [10.0, 50.0, 90.0])
 def test_dice_is_the_energy_of_the_largest_contributions(problem: Any, percentile: float) -> None:
     train, queries, head = problem()
     mean = mean_of(train.features.tolist())
-    contributions = [[w * m for w, m in zip(row, mean)] for row in head.weight.tolist()]
-    ordered = sorted(value for row in contributions for value in row)
-    position = percentile / 100 * (len(ordered) - 1)
-    lower, upper = ordered[math.floor(position)], ordered[math.ceil(position)]
-    threshold = lower + (upper - lower) * (position - math.floor(position))
+    weights = head.weight.tolist()
+    contributions = [w * m for row in weights for w, m in zip(row, mean)]
+    threshold = percentile_of(contributions, percentile)
+    kept = []
+    for row in weights:
+        kept.append([w if w * m > threshold else 0.0 for w, m in zip(row, mean)])
     expected = []
     for z in queries.features.tolist():
-        total = 0.0
-        for c, row in enumerate(head.weight.tolist()):
-            kept = [w if contributions[c][j] > threshold else 0.0 for j, w in enumerate(row)]
-            total += math.exp(dot(kept, z) + head.bias.tolist()[c])
-        expected.append(math.log(total))
+        energies = [math.exp(dot(row, z) + b) for row, b in zip(kept, head.bias.tolist())]
+        expected.append(math.log(sum(energies)))
     close(DICE(percentile).fit(train, head).score(queries), expected)
 
 
@@ -298,20 +305,23 @@ def weibull(tail: list[float]) -> tuple[float, float]:
     )
 
 
+def distance(a: list[float], b: list[float]) -> float:
+    return norm([x - y for x, y in zip(a, b)])
+
+
 def unknown_probability(
     training: list[tuple[list[float], int]], v: list[float], tail: int, alpha: int
 ) -> float:
     """The probability of the unknown class, after the authors' algorithms 1 and 2."""
     classes = len(v)
-    groups = [
-        [row for row, label in training if label == c and argmax(row) == c] for c in range(classes)
-    ]
     omega = [0.0] * classes
-    for rank, c in enumerate(sorted(range(classes), key=lambda c: -v[c])[:alpha]):
-        center = mean_of(groups[c])
-        distances = sorted(norm([a - b for a, b in zip(row, center)]) for row in groups[c])[-tail:]
+    largest_first = sorted(range(classes), key=lambda c: -v[c])
+    for rank, c in enumerate(largest_first[:alpha]):
+        right = [row for row, label in training if label == c and argmax(row) == c]
+        center = mean_of(right)
+        distances = sorted(distance(row, center) for row in right)[-tail:]
         k, scale = weibull(distances)
-        moved = norm([a - b for a, b in zip(v, center)]) - min(distances) + 1e4
+        moved = distance(v, center) - min(distances) + 1e4
         omega[c] = (alpha - rank) / alpha * (1 - math.exp(-((moved / scale) ** k)))
     revised = [value * (1 - w) for value, w in zip(v, omega)]
     unknown = math.fsum(value * w for value, w in zip(v, omega))
