@@ -11,7 +11,7 @@ import pytest
 
 from fdbd.data.records import read_records
 from fdbd.decision.guard_file import OpenedGuard
-from fdbd.pages.gallery import write_gallery
+from fdbd.pages.gallery import read_scores, write_gallery
 from fdbd.serve.decisions import DecisionLog
 from fdbd.serve.torch_backend import TorchBackend
 
@@ -56,6 +56,25 @@ def test_records_are_rows_by_request_the_lowest_scores_first(records) -> None:
     assert [row["score"] for row in found[:ROWS]] == [answer["score"] for answer in answers]
     lowest = read_records(folder, 5)
     assert [row["score"] for row in lowest] == sorted(row["score"] for row in found)[:5]
+
+
+@pytest.mark.parametrize("name", ["sample.parquet", "sample.csv"])
+def test_a_random_part_of_the_records_is_reviewed_like_scores(
+    records, guard_file: Path, tmp_path: Path, result, name: str
+) -> None:
+    folder, _ = records
+    sample = tmp_path / name
+    drawn = result("sample", folder, "--count", 20, "--out", sample)
+    assert (drawn["rows"], drawn["of"]) == (20, ROWS)
+    rows = read_scores(sample)
+    scores = {row["name"]: row["score"] for row in read_records(folder)}
+    assert len({row["name"] for row in rows}) == 20
+    assert [row["score"] for row in rows] == [scores[row["name"]] for row in rows]
+    review = tmp_path / "review.json"
+    verdicts = {row["name"]: "id" for row in rows}
+    review.write_text(json.dumps({"version": 1, "reviews": verdicts}))
+    found = result("calibrate", guard_file, "--data", folder, "--reviewed", review)
+    assert found["reviewed"]["id"] == 20
 
 
 def test_a_folder_without_records_is_refused_in_words(tmp_path: Path, run) -> None:

@@ -9,7 +9,11 @@ from fdbd.commands.options import arg, opt
 
 
 def sample(
-    scores: Path = arg(..., "What fdbd score wrote: .parquet, .csv or a folder of parts."),
+    scores: Path = arg(
+        ...,
+        "What fdbd score wrote: .parquet, .csv or a folder of parts; or the folder of records of "
+        "fdbd serve --decisions.",
+    ),
     count: int = opt(200, "How many rows.", min=1),
     seed: int = opt(0, "Another number gives another draw."),
     out: Path = opt(Path("sample.parquet"), "The rows: a .parquet or .csv file."),
