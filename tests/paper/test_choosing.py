@@ -13,7 +13,16 @@ from fdbd.decision.choice_rule import BETA, LEAST_SHARE, POOL, make_member, weig
 from fdbd.metrics import auroc
 from fdbd.paper import choosing
 from fdbd.paper.choice_features import Protocol, StudyScores
-from fdbd.paper.choosing import LOCKED, SECOND, Rule, Tables, regrets_of, regrets_of_single, report
+from fdbd.paper.choosing import (
+    LOCKED,
+    SECOND,
+    THIRD,
+    Rule,
+    Tables,
+    regrets_of,
+    regrets_of_single,
+    report,
+)
 
 CANDIDATES = ("fdbd", "energy", "knn")
 
@@ -60,15 +69,42 @@ def test_the_locked_rule_weighs_as_the_library_does() -> None:
     assert len(LOCKED.pool) == 17
 
 
-def test_the_library_follows_the_second_rule() -> None:
-    assert (SECOND.beta, SECOND.pool, SECOND.least) == (BETA, POOL, LEAST_SHARE)
+def test_the_library_follows_the_third_rule() -> None:
+    assert (THIRD.beta, THIRD.pool, THIRD.least) == (BETA, POOL, LEAST_SHARE)
     assert set(SECOND.pool) - set(LOCKED.pool) == {"optfs"}
+    assert set(THIRD.pool) - set(SECOND.pool) == {"kpca"}
+
+
+def test_the_best_fixed_choice_is_one_that_was_scored_on_every_network(monkeypatch) -> None:
+    monkeypatch.setattr(choosing, "FIXED", ("fdbd", "energy"))
+    networks = [
+        make_scores("one", "development", 1),
+        # The best on the first could not be fitted here.
+        make_scores("two", "test", 2).restricted_to(("fdbd", "energy")),
+    ]
+    page = report(networks, [], Protocol.read())
+    assert "always energy" in page
+    assert "always knn" not in page
+
+
+def test_the_third_rule_is_reported_apart_on_the_networks_that_it_was_chosen_by(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(choosing, "FIXED", ("fdbd", "energy"))
+    networks = [make_scores("ResNet-20", "development", 1), make_scores("another", "test", 2)]
+    page = report(networks, [], Protocol.read())
+    chosen_by = page.index("### On the networks that it was chosen by")
+    others = page.index("### On networks that were scored after it was locked")
+    end = page.index("## Development networks")
+    assert "| ResNet-20 |" in page[chosen_by:others]
+    assert "| another |" in page[others:end]
+    assert "| ResNet-20 |" not in page[others:end]
 
 
 def test_the_regret_of_the_best_detector_is_zero_and_of_others_the_difference() -> None:
     scores = make_scores()
     networks = [(scores, Tables.from_scores(scores))]
-    assert choosing.best_fixed(networks) == "knn"
+    assert choosing.best_fixed(networks, set(CANDIDATES)) == "knn"
     np.testing.assert_allclose(regrets_of_single("knn", networks).all_sets, 0)
     inside = scores.sets["test"]
     gap = np.mean(

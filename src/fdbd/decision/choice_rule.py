@@ -45,6 +45,7 @@ POOL = (
     "lts(95)+energy",
     "ash-b+energy",
     "optfs",
+    "kpca",
 )
 """Detectors that need no labels. A number in brackets is a percentile, of a shaping or of DICE."""
 

@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 Say = Callable[[str], None]
 PROTOCOL = Path(__file__).with_name("choosing.toml")
 BATCH = 32
-HELD_OUT_CLASSES = (*POOL, "mds++", "kpca")
+HELD_OUT_CLASSES = (*POOL, "mds++")
 """Candidates that are also tried on classes that were held out, on development networks."""
 
 
