@@ -38,5 +38,12 @@ def test_every_public_name_is_there_and_listed() -> None:
         assert name in dir(fdbd)
 
 
+def test_deprecated_paths_are_not_public_names() -> None:
+    """Else `from fdbd import *` would warn of names that nobody asked for."""
+    assert not {"deploy", "models", "shaping", "statistics"} & set(dir(fdbd))
+    code = "import fdbd; assert fdbd.shaping.ReAct is fdbd.ReAct"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(fdbd, "no_such_name")

@@ -8,4 +8,12 @@ import lazy_loader
 
 from fdbd.util.version import __version__ as __version__
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_DEPRECATED = ("deploy", "models", "shaping", "statistics")
+"""Old import paths, which work until 0.4; they are not among the public names."""
+
+__getattr__, _, _names = lazy_loader.attach_stub(__name__, __file__)
+__all__ = [name for name in _names if name not in _DEPRECATED]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
