@@ -58,6 +58,7 @@ def load_bundle(name: str = DEFAULT) -> Benchmark:
     _, test = _read(FOLDER / f"{name}-test.safetensors")
 
     def samples(title: str, key: str) -> FeatureSet:
+        """The set under a key of the file, by the name that it has in tables."""
         labels = None
         if f"{key}.labels" in test:
             labels = test[f"{key}.labels"].long()
@@ -72,6 +73,12 @@ def load_bundle(name: str = DEFAULT) -> Benchmark:
         return measure_forward(Classifier(zoo(name)), (32, 32), size)
 
     sets = [samples(title, title) for title in about["test_sets"]]
+    validation = None
+    if "heldout.features" in test:
+        validation = samples("held out", "heldout")
+    statistics = None
+    if "totals" in train:
+        statistics = _moments(train)
     return Benchmark(
         Head(train["head_weight"].float(), train["head_bias"].float()),
         FeatureSet(about["train_set"], train["features"], train["labels"].long()),
@@ -80,8 +87,8 @@ def load_bundle(name: str = DEFAULT) -> Benchmark:
         groups=about["groups"],
         title=about["title"],
         notes=about["notes"],
-        statistics=_moments(train) if "totals" in train else None,
-        validation=samples("held out", "heldout") if "heldout.features" in test else None,
+        statistics=statistics,
+        validation=validation,
         forward=forward,
         class_names=info(sets[0].name).classes or _imagenet_classes(),
     )

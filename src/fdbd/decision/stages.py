@@ -350,10 +350,12 @@ class Stages:
             batch = self.features_alone(item)
             return Seen(batch, None, sample_hashes(batch.features))
         inputs, labels = split_batch(item)
+        # Before the network, which may write to its inputs.
+        hashes = sample_hashes(inputs)
         batch = self.require_classifier()(inputs)
         if batch.grid is not None:
             self.check_takes_maps()
-        return Seen(batch._replace(labels=labels), inputs, sample_hashes(inputs))
+        return Seen(batch._replace(labels=labels), inputs, hashes)
 
     # ── calibration
 

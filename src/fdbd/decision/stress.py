@@ -210,7 +210,13 @@ class _Trial:
             self.done += len(batch)
             if self.bar is not None:
                 self.bar.update(self.done)
-        return Decision(*(torch.cat(values) for values in zip(*parts)))
+        return Decision(
+            logits=torch.cat([part.logits for part in parts]),
+            labels=torch.cat([part.labels for part in parts]),
+            scores=torch.cat([part.scores for part in parts]),
+            p_values=torch.cat([part.p_values for part in parts]),
+            is_ood=torch.cat([part.is_ood for part in parts]),
+        )
 
     def stressed(
         self, name: str, severity: int | None, pictures: Pixels, clean_labels: torch.Tensor

@@ -428,8 +428,8 @@ class Threshold(nn.Module):
         return flagged - 1
 
     def _own(self, of_classes: Tensor, scores: Tensor, predicted: Tensor | None) -> Tensor:
-        """(N,) the number of each score's predicted class, of numbers (C,); (1,) if there is one
-        threshold for all."""
+        """From one number per class (C,), that of each score's predicted class (N,). If there is
+        one threshold for all, its number (1,) as it is."""
         if not self.per_class:
             return of_classes
         if predicted is None:

@@ -234,13 +234,15 @@ def costs(
     found = []
     ordered = np.sort(id_scores)
     for alpha in alphas:
+        # The conformal threshold: of new ID samples, flagged / (n + 1) are at or below it.
         flagged = int(alpha * (len(ordered) + 1))
         if not flagged:
             # Too few samples for this rate.
             continue
         threshold = ordered[flagged - 1]
+        false_alarm_rate = flagged / (len(ordered) + 1)
         detected = float((ood_scores <= threshold).mean())
-        false_alarms = 1000 * (1 - ood_share) * flagged / (len(ordered) + 1)
+        false_alarms = 1000 * (1 - ood_share) * false_alarm_rate
         hits = 1000 * ood_share * detected
         missed = 1000 * ood_share * (1 - detected)
         cost = review_cost * (false_alarms + hits) + miss_cost * missed
