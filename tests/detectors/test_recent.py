@@ -196,6 +196,14 @@ def test_weiper_moves_each_row_of_the_head_by_its_distance() -> None:
     assert (copies[0] - copies[1]).abs().max() > 0
 
 
+def test_weiper_learns_the_same_from_a_few_samples_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = scores_of("weiper", copies=4)
+    monkeypatch.setattr(fdbd.detectors.weiper, "LOGITS_AT_A_TIME", 7 * 4 * CLASSES)
+    np.testing.assert_allclose(scores_of("weiper", copies=4), whole, rtol=1e-12)
+
+
 def split_by_definition(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Projections on the `count` leading right singular vectors of the head, and on the others."""
     _, _, directions = np.linalg.svd(W)

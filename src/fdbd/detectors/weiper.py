@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fdbd.core.linear_algebra import in_blocks
 from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, expect
-from fdbd.fitting.statistics import Range, Sum, Together
+from fdbd.fitting.statistics import LOGITS_AT_A_TIME, Range, Sum, Together, Transformed
 
 
 class WeiPer(Detector):
@@ -85,11 +85,14 @@ class WeiPer(Detector):
 
     def passes(self, head: Head) -> Passes:
         self._perturb(head)
-        ranges = yield Together([Range(), Range(self._perturbed_logits)])
-        of_features, of_logits = ranges.parts
+        # A sample has `copies` times as many logits as the head: a few are looked at at once.
+        rows = max(1, LOGITS_AT_A_TIME // len(self.perturbed_weight))
+        both_ranges = Together([Range(), Range(self._perturbed_logits)])
+        ranges = yield Transformed(both_ranges, _unchanged, rows)
+        of_features, of_logits = ranges.statistic.parts
         self.set_buffers(feature_range=_widened(of_features), logit_range=_widened(of_logits))
-        sums = yield Sum(self._both_histograms)
-        mean = sums.sum() / sums.count
+        sums = yield Transformed(Sum(self._both_histograms), _unchanged, rows)
+        mean = sums.statistic.sum() / sums.statistic.count
         self.set_buffers(mean_of_features=mean[0], mean_of_logits=mean[1])
 
     def _perturb(self, head: Head) -> None:
@@ -151,6 +154,11 @@ class WeiPer(Detector):
         )
         scores: Tensor = self.weight_msp * confidence - of_features
         return scores - self.weight_logits * of_logits
+
+
+def _unchanged(batch: Batch) -> Batch:
+    """The batch, for a statistic that takes it in pieces and as it is."""
+    return batch
 
 
 def _widened(span: Range) -> Tensor:

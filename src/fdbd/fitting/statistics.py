@@ -296,9 +296,12 @@ class Sum(Additive):
         self.total: Any = 0.0
 
     def update(self, batch: Batch) -> None:
-        for piece in in_float64(self.value(batch)):
-            self.count += piece.shape[0]
-            self.total = self.total + piece.sum(dim=0)
+        # In pieces, since a sample's vector may be much longer than its features.
+        for start in range(0, batch.features.shape[0], ROWS_AT_A_TIME):
+            values = self.value(batch.rows(slice(start, start + ROWS_AT_A_TIME)))
+            for piece in in_float64(values):
+                self.count += piece.shape[0]
+                self.total = self.total + piece.sum(dim=0)
 
     def sum(self) -> Tensor:
         """Float64, the shape of one sample's vector."""
@@ -488,7 +491,7 @@ class Transformed(Generic[S]):
 def with_logits(statistic: S, head: Head) -> Generator[Any, Any, S]:
     """A pass for a statistic that reads logits, which a batch without them gets from the head; as a
     part of `passes`: ``m = yield from with_logits(…, head)``."""
-    rows = max(1024, LOGITS_AT_A_TIME // head.num_classes)
+    rows = max(1024, LOGITS_AT_A_TIME // max(head.num_classes, head.num_features))
     summed: Transformed[S] = yield Transformed(statistic, partial(_with_logits, head), rows)
     return summed.statistic
 
