@@ -147,18 +147,21 @@ def _colour(images: Tensor, draws: Draws) -> Tensor:
     saturation = factors[:, 2]
     if "gray" in draws:
         saturation = saturation.masked_fill(draws["gray"], 0)
-    matrix = images.new_zeros(n, 3, 3)
-    matrix[:, 0, 0] = 1
+    in_yiq = images.new_zeros(n, 3, 3)
+    in_yiq[:, 0, 0] = 1
     # A turn of hue rotates the plane of I and Q, and saturation stretches it.
-    matrix[:, 1, 1] = saturation * turn.cos()
-    matrix[:, 1, 2] = -saturation * turn.sin()
-    matrix[:, 2, 1] = saturation * turn.sin()
-    matrix[:, 2, 2] = saturation * turn.cos()
-    matrix = factors[:, :1, None] * (torch.linalg.inv(to_yiq) @ matrix @ to_yiq)
-    images = (matrix @ images.flatten(2)).view_as(images)
-    gray = (images * to_yiq[0].view(1, 3, 1, 1)).sum(1).mean(dim=(1, 2)).view(n, 1, 1, 1)
+    in_yiq[:, 1, 1] = saturation * turn.cos()
+    in_yiq[:, 1, 2] = -saturation * turn.sin()
+    in_yiq[:, 2, 1] = saturation * turn.sin()
+    in_yiq[:, 2, 2] = saturation * turn.cos()
+    brightness = factors[:, :1, None]
+    in_rgb = brightness * (torch.linalg.inv(to_yiq) @ in_yiq @ to_yiq)
+    images = (in_rgb @ images.flatten(2)).view_as(images)
+    # The first row of the matrix weighs the channels to grey.
+    gray = (images * to_yiq[0].view(1, 3, 1, 1)).sum(dim=1)
+    mean_gray = gray.mean(dim=(1, 2)).view(n, 1, 1, 1)
     contrast = factors[:, 1].view(n, 1, 1, 1)
-    return (gray + contrast * (images - gray)).clamp(0, 1)
+    return (mean_gray + contrast * (images - mean_gray)).clamp(0, 1)
 
 
 def _blur(images: Tensor, deviations: Tensor) -> Tensor:
