@@ -317,6 +317,37 @@ def test_images_with_channels_last_and_other_inputs_are_weighed_by_kinds() -> No
     assert {tuple(picture.shape) for picture in advice.pictures.values()} == {(3, 16, 16)}
 
 
+class WritesToItsInputs(nn.Module):
+    """A model that normalises images in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = make_model()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images.sub_(0.5))
+
+
+class WritesNothing(WritesToItsInputs):
+    """The same, in memory of its own."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images - 0.5)
+
+
+def test_kinds_are_made_of_the_images_as_they_were_given() -> None:
+    found = []
+    for kind in (WritesToItsInputs, WritesNothing):
+        fresh = make_images(60, 2)
+        auto = fdbd.Auto(pool=SMALL_POOL, per_kind=5)
+        advice = fdbd.choose(kind(), [make_images(100, 1)], [fresh], auto=auto)
+        found.append(advice)
+    first, second = found
+    for one, other in zip(first.choice.members, second.choice.members):
+        assert one.aurocs == other.aurocs
+    torch.testing.assert_close(first.pictures, second.pictures)
+
+
 def test_images_of_many_channels_are_weighed_by_kinds() -> None:
     model = nn.Sequential(nn.Conv2d(13, 3, 1), make_model())
     images = torch.rand(160, 13, 12, 20)

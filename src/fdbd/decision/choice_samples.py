@@ -164,14 +164,23 @@ def first_pictures(kinds: Mapping[str, Any], held_out: Any) -> dict[str, Tensor]
 
 
 def in_pieces(samples: Any) -> Iterator[Any]:
-    """What the model takes, in batches that it takes at once."""
+    """What the model takes, in batches that it takes at once, and which it may write to."""
     first = samples if isinstance(samples, Tensor) else next(iter(samples.values()))
     for start in range(0, len(first), KIND_BATCH):
         part = slice(start, start + KIND_BATCH)
         if isinstance(samples, Tensor):
-            yield samples[part]
+            yield copied(samples[part])
         else:
-            yield {name: values[part] for name, values in samples.items()}
+            yield copied({name: values[part] for name, values in samples.items()})
+
+
+def copied(inputs: Any) -> Any:
+    """Tensors in memory of their own, for a model may write to its inputs; others as they are."""
+    if isinstance(inputs, Tensor):
+        return inputs.detach().clone()
+    if isinstance(inputs, Mapping):
+        return {name: copied(values) for name, values in inputs.items()}
+    return inputs
 
 
 class _Images(NamedTuple):

@@ -19,6 +19,7 @@ from fdbd.decision.choice_samples import (
     HeldOut,
     Seen,
     SetAside,
+    copied,
     first_pictures,
     in_pieces,
     pseudo_ood,
@@ -352,10 +353,11 @@ class Stages:
         inputs, labels = split_batch(item)
         # Before the network, which may write to its inputs.
         hashes = sample_hashes(inputs)
+        as_given = copied(inputs)
         batch = self.require_classifier()(inputs)
         if batch.grid is not None:
             self.check_takes_maps()
-        return Seen(batch._replace(labels=labels), inputs, hashes)
+        return Seen(batch._replace(labels=labels), as_given, hashes)
 
     # ── calibration
 
