@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,6 +149,7 @@ def demo(folder: Path) -> Iterator[str]:
             if process.poll() is not None:
                 raise RuntimeError(f"the demo did not start: {log.read_text()}")
             found = re.search(r"serving on (http://127\.0\.0\.1:\d+)", log.read_text())
+            time.sleep(0.1)
         yield found[1]
     finally:
         process.terminate()
@@ -213,7 +215,9 @@ def for_documentation(browser: Any, folder: Path, out: Path) -> None:
     write_pictures(folder)
     guard = write_guard(folder)
     photograph(browser, write_report(folder).as_uri(), out / "report.png")
-    photograph(browser, write_gallery(folder, guard).as_uri(), out / "gallery.png")
+    # High enough for the first cards.
+    gallery = write_gallery(folder, guard).as_uri()
+    photograph(browser, gallery, out / "gallery.png", height=1300)
     photograph(
         browser, write_decisions(folder).as_uri(), out / "decisions.png", width=1200, height=240
     )
