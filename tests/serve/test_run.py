@@ -83,6 +83,14 @@ def guard_file(feature_guard: fdbd.Guard, tmp_path: Path) -> Path:
     return tmp_path / "guard.safetensors"
 
 
+def saved_samples(guard_file: Path) -> int:
+    """The samples in the states that the processes of a service have saved."""
+    samples = 0
+    for path in Path(f"{guard_file}.state").glob("slot-*.json"):
+        samples += json.loads(path.read_text())["monitor"]["samples"]
+    return samples
+
+
 @pytest.fixture
 def start() -> Iterator:
     running: list[Running] = []
@@ -101,7 +109,7 @@ def test_after_a_kill_the_monitor_goes_on_but_for_the_last_second(start, guard_f
     service = start(guard_file)
     for _ in range(20):
         assert service.client.post("/decide", json=ROW).status_code == 200
-    time.sleep(2.5)
+    service.until(lambda: saved_samples(guard_file) == 20)
     service.kill()
     again = start(guard_file)
     assert again.samples() == 20
@@ -113,11 +121,13 @@ def test_workers_share_one_view_and_a_killed_one_is_replaced(
     start, guard_file: Path, feature_guard
 ) -> None:
     service = start(guard_file, "--workers", 2)
-    expected = service.client.post("/decide", json=ROW).json()
+    [expected] = service.client.post("/decide", json=ROW).json()["decisions"]
+    # Batches of other sizes may round the last digit in another way.
+    expected["score"] = pytest.approx(expected["score"], rel=1e-5)
 
     def ask(_: int) -> int:
         answer = httpx.post(f"{service.url}/decide", json=ROW, timeout=30)
-        assert answer.json() == expected
+        assert answer.json()["decisions"] == [expected]
         return answer.status_code
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -125,7 +135,7 @@ def test_workers_share_one_view_and_a_killed_one_is_replaced(
     service.until(lambda: service.samples() == 101)
     workers = service.workers()
     assert len(workers) == 2
-    time.sleep(2.5)
+    service.until(lambda: saved_samples(guard_file) == 101)
     os.kill(workers[0], signal.SIGKILL)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -221,7 +231,7 @@ def test_being_told_to_end_finishes_what_was_taken(start, guard_file: Path) -> N
     service = start(guard_file, "--delay", 800)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         asked = pool.submit(service.client.post, "/decide", json=ROW)
-        time.sleep(0.3)
+        service.until(lambda: asked.done() or service.client.get("/status").json()["waiting"] > 0)
         service.process.send_signal(signal.SIGTERM)
         assert asked.result().status_code == 200
     assert service.process.wait(30) in (0, -signal.SIGTERM)
