@@ -228,5 +228,5 @@ def test_no_batch_is_tried_that_no_pass_will_fill(most: int, limit: int) -> None
     model = torch.nn.Sequential(Pooling(), torch.nn.Linear(3, 2)).eval()
     classifier = fdbd.Classifier(model)
     sizes.clear()
-    assert choose_batch_size(classifier, (8, 8), most) <= max(8, limit)
+    assert choose_batch_size(classifier, (3, 8, 8), most) <= max(8, limit)
     assert max(sizes, default=0) <= limit

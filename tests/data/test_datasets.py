@@ -1243,9 +1243,26 @@ def test_a_rectangles_map_is_put_back_where_it_was_cut_out() -> None:
     assert not back[:, 96:].any()
 
 
+def test_one_number_per_channel_makes_the_grey_images_of_pillow() -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3), np.uint8)
+    preprocess = Preprocess.parse('{"size": 12, "mean": [0.25], "std": [0.5]}')
+    found = preprocess(pixels)
+    grey = np.stack([np.asarray(image.fromarray(each).convert("L")) for each in pixels])
+    expected = (grey[:, None] / 255 - 0.25) / 0.5
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert preprocess.shape == (1, 12, 12)
+    assert preprocess.array([]).shape == (0, 1, 12, 12)
+    # What was grey keeps its values.
+    same = np.repeat(np.arange(144, dtype=np.uint8).reshape(1, 12, 12, 1), 3, axis=3)
+    plain = Preprocess(12, (0.0,), (1.0,), scale=1.0)
+    np.testing.assert_array_equal(plain(same).numpy()[0, 0], same[0, ..., 0])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"size": 8, "mean": [0.5]}, "expected as many numbers in both"),
         ({"size": 0}, "size is 0"),
         ({"size": 8, "std": (1, 0, 1)}, "expected positive"),
         ({"size": 8.5}, "size is 8.5, expected a whole number of pixels"),

@@ -151,6 +151,49 @@ def test_a_network_of_rectangles_goes_from_a_folder_to_decisions_and_a_graph(tin
     assert session.run(["label"], {"images": images})[0].tolist() == expected.labels.tolist()
 
 
+GREY_FACTORY = """
+import torch
+
+def grey(num_classes=3):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(),
+                               torch.nn.Linear(4 * 6 * 8, num_classes))
+"""
+
+
+def test_a_network_of_grey_images_goes_from_a_folder_to_decisions_and_a_graph(tiny, result) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    (tiny / "greyfactory.py").write_text(GREY_FACTORY)
+    make_folder(tiny / "fresh", ("ant", "bee", "cat"), 60, 8, seed=1)
+    wanted = Preprocess((8, 10), (0.5,), (0.5,), crop="none")
+    model = ("--model", "greyfactory:grey")
+    fit = ("fit", "greyfactory:grey", "images", "--preprocess", json.dumps(wanted.to_dict()))
+    weighed = result(
+        *fit, "--calibration", "fresh", "--detector", "auto", "--out", "auto.safetensors"
+    )
+    assert weighed["fit_rows"] == 60
+    fitted = result(*fit, "--calibration", "fresh")
+    assert (fitted["fit_rows"], fitted["left_out"]) == (60, 0)
+    result("score", "guard.safetensors", "images", *model)
+    rows = pq.read_table("scores.parquet").to_pylist()
+    files = [tiny / "images" / row["path"] for row in rows]
+    guard = fdbd.load("guard.safetensors", fdbd.networks.create("greyfactory:grey", 3))
+    pictures = np.stack(
+        [np.asarray(Image.open(file).resize((10, 8), 2).convert("L")) for file in files]
+    )
+    inputs = (torch.from_numpy(pictures)[:, None] / 255 - 0.5) / 0.5
+    expected = guard(inputs)
+    assert_rows_are(rows, expected)
+    result("export", "guard.safetensors", *model)
+    session = onnxruntime.InferenceSession("guard.onnx", providers=["CPUExecutionProvider"])
+    found = session.run(["label"], {"images": inputs.numpy()})[0]
+    assert found.tolist() == expected.labels.tolist()
+    card = result("stress", "guard.safetensors", "fresh", *model, "--out", "stress.html")
+    assert card["clean"]["total"] == 60
+    said = result("explain", "guard.safetensors", files[0], *model, "--out", "why.png")
+    assert said["standing"] == pytest.approx(float(guard.explain(inputs[:1]).standing[0]))
+
+
 def test_a_checkpoint_is_found_again_checked_and_may_move(tiny, run, result) -> None:
     pytest.importorskip("torchvision")
     torch.manual_seed(1)

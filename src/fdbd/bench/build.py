@@ -78,7 +78,6 @@ def benchmark_of(
     classifier = Classifier(named.model, config.head, autocast=autocast)
     head = classifier.head.cpu()
     opened = open_sets(config, preprocess.longest_side, say).with_classes(head, named)
-    sides = (preprocess.height, preprocess.width)
     passes = _Passes(
         classifier,
         preprocess,
@@ -112,7 +111,7 @@ def benchmark_of(
         groups=_available_groups(config, opened.ood, say),
         title=config.title or f"{config.model} on {config.id}",
         notes=notes,
-        forward=lambda size: measure_forward(classifier, sides, size),
+        forward=lambda size: measure_forward(classifier, preprocess.shape, size),
         positive=config.positive,
         warnings=_warnings_of(config, named),
         class_names=named.class_names or opened.test.classes,
@@ -308,8 +307,8 @@ class _Passes:
     def batch_size(self) -> int:
         """The config's, or the one that a short trial found best."""
         if self._batch_size is None:
-            sides = (self.preprocess.height, self.preprocess.width)
-            self._batch_size = choose_batch_size(self.classifier, sides, self.most_images)
+            shape = self.preprocess.shape
+            self._batch_size = choose_batch_size(self.classifier, shape, self.most_images)
         return self._batch_size
 
     def features(self, images: Images, title: str) -> CachedFeatures:

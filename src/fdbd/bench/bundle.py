@@ -69,8 +69,8 @@ def load_bundle(name: str = DEFAULT) -> Benchmark:
     def forward(size: int) -> Latency:
         """The weights do not matter for time, and those of ResNet-50 are not in the package."""
         if name == DEFAULT:
-            return measure_forward(Classifier(ImageNetResNet50().eval()), (224, 224), size)
-        return measure_forward(Classifier(zoo(name)), (32, 32), size)
+            return measure_forward(Classifier(ImageNetResNet50().eval()), (3, 224, 224), size)
+        return measure_forward(Classifier(zoo(name)), (3, 32, 32), size)
 
     sets = [samples(title, title) for title in about["test_sets"]]
     validation = None

@@ -465,7 +465,7 @@ def _forward(classifier: Classifier, inputs: Tensor, preprocess: Preprocess) -> 
     count = len(inputs)
     if not count:
         # One image all the same, for the number of features.
-        inputs = torch.zeros(1, 3, preprocess.height, preprocess.width)
+        inputs = torch.zeros(1, *preprocess.shape)
     with torch.inference_mode():
         batch = classifier(inputs)
     if batch.features.ndim != 2 or len(batch.features) != len(inputs):

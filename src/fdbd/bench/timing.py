@@ -49,29 +49,29 @@ def time_score(
 
 def measure_forward(
     network: Classifier,
-    sides: tuple[int, int],
+    shape: tuple[int, int, int],
     batch_size: int,
     budget: float = 0.5,
     fewest: int = 3,
 ) -> Latency:
-    """Time the network's forward pass on images of zeros of this height and width, on its device,
-    for about `budget` seconds and at least `fewest` calls."""
-    images = torch.zeros(batch_size, 3, *sides, device=device_of(network.model))
+    """Time the network's forward pass on images of zeros of this shape (channels, height, width),
+    on its device, for about `budget` seconds and at least `fewest` calls."""
+    images = torch.zeros(batch_size, *shape, device=device_of(network.model))
     return Latency.from_calls(batch_size, timed(network, [images], batch_size, budget, fewest))
 
 
-def choose_batch_size(network: Classifier, sides: tuple[int, int], most: int) -> int:
+def choose_batch_size(network: Classifier, shape: tuple[int, int, int], most: int) -> int:
     """Images per forward pass: the fastest per image of a few sizes, each tried once after a
     warm-up. A larger one is not tried if the last was no gain, so that slow networks are not held
     up, nor one that is more than the `most` images of any pass."""
     smallest, *larger = TRIED_BATCH_SIZES
     if most <= smallest:
         return smallest
-    best = measure_forward(network, sides, smallest, budget=0, fewest=2)
+    best = measure_forward(network, shape, smallest, budget=0, fewest=2)
     for size in larger:
         if size > most:
             break
-        timing = measure_forward(network, sides, size, budget=0, fewest=2)
+        timing = measure_forward(network, shape, size, budget=0, fewest=2)
         if timing.median > 0.95 * best.median:
             break
         best = timing

@@ -28,14 +28,16 @@ INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize, crop, normalise: ``(image / scale − mean) / std``, as float32 (N, 3, height, width).
+    """Resize, crop, normalise: ``(image / scale − mean) / std``, as float32 (N, 3, height, width),
+    or (N, 1, height, width) for a network that takes grey images.
 
     Resizing is Pillow's, so the result is that of torchvision's Resize and CenterCrop on a Pillow
     image.
 
     Args:
         size: side of the result in pixels, or its height and width: ``224`` or ``(48, 64)``.
-        mean, std: one number per channel, in units of the scaled image.
+        mean, std: one number per channel, in units of the scaled image: three, or one for a network
+            that takes grey images, such as ``mean=[0.5], std=[0.5]``.
         resize: side in pixels that the short side is brought to before the crop; None: as small as
             the crop allows.
         crop: ``"centre"`` cuts out the centre; ``"tf"`` cuts the centre size/(size + 32) of the
@@ -54,6 +56,8 @@ class Preprocess:
     torch.Size([1, 3, 224, 224])
     >>> Preprocess((48, 64), crop="none")(np.zeros((1, 300, 400, 3), dtype=np.uint8)).shape
     torch.Size([1, 3, 48, 64])
+    >>> Preprocess(28, mean=(0.13,), std=(0.31,))(np.zeros((1, 28, 28, 3), dtype=np.uint8)).shape
+    torch.Size([1, 1, 28, 28])
     >>> Preprocess.from_dict(preprocess.to_dict()) == preprocess
     True
     """
@@ -71,6 +75,11 @@ class Preprocess:
         object.__setattr__(self, "size", _checked_size(self.size))
         for name in ("mean", "std"):
             object.__setattr__(self, name, _checked_channels(name, getattr(self, name)))
+        if len(self.mean) != len(self.std):
+            raise ValueError(
+                f"mean is {self.mean} and std is {self.std}, expected as many numbers in both: "
+                "three, or one for a network that takes grey images"
+            )
         if self.resize is not None and not _is_whole(self.resize):
             raise ValueError(f"resize is {self.resize!r}, expected a whole number of pixels")
         if not isinstance(self.scale, Real):
@@ -112,6 +121,16 @@ class Preprocess:
     def width(self) -> int:
         """Of the result, in pixels."""
         return self.size if isinstance(self.size, int) else self.size[1]
+
+    @property
+    def channels(self) -> int:
+        """Of the result: 3, or 1 for a network that takes grey images."""
+        return len(self.mean)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one result."""
+        return self.channels, self.height, self.width
 
     @property
     def longest_side(self) -> int:
@@ -271,23 +290,24 @@ class Preprocess:
         return 4 * (width * height + between) + 7 * resized + row * (1 + 2 * 4)
 
     def normalise(self, images: Pixels) -> Tensor:
-        """Images as `fit` returns them, (N, height, width, 3) uint8, to (N, 3, height, width)
-        float32."""
+        """Images as `fit` returns them, (N, height, width, 3) uint8, to (N, channels, height,
+        width) float32."""
         # Here, so that a program that serves an ONNX graph does without it.
         import torch
 
         return torch.from_numpy(self._planes(images))
 
     def array(self, images: Iterable[Pixels]) -> NDArray[np.float32]:
-        """uint8 images (H, W, 3) of any sizes to (N, 3, height, width) float32, without torch."""
+        """uint8 images (H, W, 3) of any sizes to (N, channels, height, width) float32, without
+        torch."""
         fitted = [self.fit(image) for image in images]
         if not fitted:
             return self._planes(np.empty((0, self.height, self.width, 3), np.uint8))
         return self._planes(np.stack(fitted))
 
     def __call__(self, images: Pixels | Tensor | Iterable[Pixels]) -> Tensor:
-        """uint8 images, as one array (N, H, W, 3) or arrays (H, W, 3) of any sizes, to (N, 3,
-        height, width) float32."""
+        """uint8 images, as one array (N, H, W, 3) or arrays (H, W, 3) of any sizes, to (N,
+        channels, height, width) float32."""
         import torch
 
         if not isinstance(images, np.ndarray) and hasattr(images, "numpy"):
@@ -302,6 +322,8 @@ class Preprocess:
 
     def _planes(self, images: Pixels) -> NDArray[np.float32]:
         # In numpy and one thread: this runs beside the model, whose threads have the cores.
+        if self.channels == 1:
+            images = _grey(images)
         planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32)
         factor = 1 / (self.scale * np.asarray(self.std))
         offset = -np.asarray(self.mean) / self.std
@@ -328,14 +350,25 @@ def _checked_size(size: Any) -> int | tuple[int, int]:
     return height if height == width else (height, width)
 
 
+def _grey(images: Pixels) -> Pixels:
+    """(N, H, W, 3) uint8 to (N, H, W, 1): the brightness of ITU-R 601, rounded as Pillow's ``"L"``,
+    so that a grey picture keeps its values."""
+    weights = np.array([19595, 38470, 7471], np.uint32)
+    brightness = (images @ weights + 0x8000) >> 16
+    return brightness.astype(np.uint8)[..., None]
+
+
 def _checked_channels(name: str, values: Any) -> Channels:
-    """One number for each of the three channels."""
+    """One number for each of the three channels, or one for grey images."""
     try:
         numbers = tuple(map(float, values))
     except (TypeError, ValueError):
         numbers = ()
-    if len(numbers) != 3:
-        raise ValueError(f"{name} is {values!r}, expected three numbers, one per channel")
+    if len(numbers) not in (1, 3):
+        raise ValueError(
+            f"{name} is {values!r}, expected three numbers, one per channel, or one in brackets "
+            "for a network that takes grey images"
+        )
     return numbers
 
 

@@ -34,7 +34,7 @@ class TorchBackend(Backend):
             self.row_shape = (detector.head.num_features,)
         else:
             self.input_name = "images"
-            self.row_shape = (3, self.preprocess.height, self.preprocess.width)
+            self.row_shape = self.preprocess.shape
         self.num_classes = detector.head.num_classes
         self.class_names = tuple(opened.class_names)
         self.calibration = np.sort(threshold.calibration.double().cpu().numpy())
