@@ -85,8 +85,33 @@ class DecodersCannotStart(RuntimeError):
     """No process that decodes images starts on this machine: nothing is known of the images."""
 
 
+class _Processes(Executor):
+    """Processes that take turns, each of them a pool of its own.
+
+    One pool of several processes starts them as they are needed. One that it starts while another
+    crashes is not ended with the others, and the pool waits for it for ever."""
+
+    def __init__(
+        self, count: int, initializer: Callable[..., object], arguments: tuple[Any, ...]
+    ) -> None:
+        self._pools = []
+        for _ in range(count):
+            pool = ProcessPoolExecutor(
+                1, mp_context=_start_method(), initializer=initializer, initargs=arguments
+            )
+            self._pools.append(pool)
+        self._turns = itertools.cycle(self._pools)
+
+    def submit(self, function: Callable[..., T], /, *arguments: Any, **options: Any) -> Future[T]:
+        return next(self._turns).submit(function, *arguments, **options)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for pool in self._pools:
+            pool.shutdown(wait, cancel_futures=cancel_futures)
+
+
 class _DecodingProcesses:
-    """Pools of processes that decode these images."""
+    """Processes that decode these images."""
 
     def __init__(self, pixels: Sequence[Pixels | Picture], preprocess: Preprocess) -> None:
         self._pixels = pixels
@@ -99,7 +124,7 @@ class _DecodingProcesses:
         done = 0
         while done < len(spans):
             try:
-                with self._pool(min(workers, len(spans) - done)) as pool:
+                with self._started(min(workers, len(spans) - done)) as pool:
                     for span in in_order(pool, decoder_process.decode_here, spans[done:], ahead):
                         done += 1
                         yield span
@@ -111,7 +136,7 @@ class _DecodingProcesses:
     def _apart(self, rows: Sequence[int]) -> Decoded:
         """Some rows in a separate process; if that crashes, each half of them in another one."""
         try:
-            with self._pool(1) as pool:
+            with self._started(1) as pool:
                 return pool.submit(decoder_process.decode_here, rows).result()
         except BrokenProcessPool:
             pass
@@ -125,17 +150,15 @@ class _DecodingProcesses:
         return images, first_failures + second_failures
 
     @contextlib.contextmanager
-    def _pool(self, workers: int) -> Generator[ProcessPoolExecutor, None, None]:
-        """A pool of which at least one process has answered, so that a later crash can only be a
-        picture's. DecodersCannotStart if none does."""
-        with ProcessPoolExecutor(
-            workers,
-            mp_context=_start_method(),
-            initializer=decoder_process.start,
-            initargs=(self._pixels, self._preprocess),
-        ) as pool:
+    def _started(self, count: int) -> Generator[Executor, None, None]:
+        """Processes that have all answered, so that a later crash can only be a picture's.
+        DecodersCannotStart if one of them does not."""
+        arguments = (self._pixels, self._preprocess)
+        with _Processes(count, decoder_process.start, arguments) as pool:
             try:
-                pool.submit(decoder_process.is_ready).result()
+                answers = [pool.submit(decoder_process.is_ready) for _ in range(count)]
+                for answer in answers:
+                    answer.result()
             except (BrokenProcessPool, OSError) as error:
                 raise DecodersCannotStart(
                     f"the processes that decode images cannot start ({error}), so no image was "
