@@ -217,10 +217,11 @@ def test_a_client_that_sends_too_much_reads_why_it_was_refused(start, guard_file
     address = service.client.base_url.host, service.client.base_url.port
     with socket.create_connection(address, timeout=30) as client:
         body = bytes(1 << 24)  # more than the sockets hold between the two
-        client.sendall(
-            b"POST /decide HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(body)
-            + body
+        head = (
+            "POST /decide HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n"
         )
+        client.sendall(head.encode() + body)
         answer = b"".join(iter(lambda: client.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"larger than the limit" in answer
