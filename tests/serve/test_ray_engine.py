@@ -155,7 +155,9 @@ def test_a_slot_is_taken_over_only_when_its_replica_has_gone_silent(monkeypatch)
 
 
 def test_a_replica_killed_under_load_loses_no_request_and_the_monitors_stay_one(url: str) -> None:
-    expected = httpx.post(f"{url}/decide", json=ROW, timeout=60).json()
+    [expected] = httpx.post(f"{url}/decide", json=ROW, timeout=60).json()["decisions"]
+    # Batches of other sizes may round the last digit in another way.
+    expected["score"] = pytest.approx(expected["score"], rel=1e-5)
     before = replicas()
     assert len(before) == 2
     assert len(set(before.values())) == 2, "one replica on each node"
@@ -187,7 +189,7 @@ def test_a_replica_killed_under_load_loses_no_request_and_the_monitors_stay_one(
     for thread in threads:
         thread.join()
     assert len(answered) == CLIENTS * REQUESTS, "each request has its answer"
-    assert all(answer == expected for answer in answered)
+    assert all(answer["decisions"] == [expected] for answer in answered)
     assert all(failure.startswith("5") for failure in failures), failures
 
     deadline = time.monotonic() + 120
@@ -203,7 +205,7 @@ def test_a_replica_killed_under_load_loses_no_request_and_the_monitors_stay_one(
         "only what the dead replica counted in its last second is missing"
     )
     text = httpx.get(f"{url}/metrics", timeout=60).text
-    label = expected["decisions"][0]["label"]
+    label = expected["label"]
     assert (
         f'fdbd_samples_total{{class="",guard="guard",label="{label}"}} {views[0]["samples"]}'
         in text
