@@ -85,11 +85,14 @@ nitpick_ignore_regex = [
     ("py:.*", r"(DataFrame|Collector|CollectorRegistry)"),
     # Pieces of a signature that Sphinx cannot parse, since a dataclass shows "<factory>" in it.
     ("py:class", r"(dict|tuple)\[str"),
-    # What only the drivers of a guard touch, and a protocol of arrays.
+    # What only the drivers of a guard touch: its stages, its pool, its tokenizer.
     (
         "py:class",
-        r"fdbd\.(decision\.(stages\.Stages|maps\.PixelAnswers|map_threshold\.PixelShares)|serve\.client\.HasToList)",
+        r"fdbd\.decision\.(stages\.Stages|choice\.Pool|maps\.PixelAnswers|map_threshold\.PixelShares)",
     ),
+    ("py:class", r"fdbd\.core\.(tokenizer\.Text(Tokenizer|Encoder)|pixels\.Picture)"),
+    # A protocol of arrays.
+    ("py:class", r"fdbd\.serve\.client\.HasToList"),
     # A type that is listed under its full name.
     ("py:class", r"Grid"),
 ]

@@ -332,7 +332,7 @@ def test_inspect_reads_an_exported_graph(place, run, result) -> None:
     assert guard.id in out
     code, _, err = run("score", "guard.onnx", "fresh.npz", "--out", "new.csv")
     assert code == 2
-    assert "is an ONNX graph" in err
+    assert "is an exported graph" in err
 
 
 def test_inspect_shows_a_guard_without_a_threshold_and_one_with_a_model(tmp_path, run) -> None:

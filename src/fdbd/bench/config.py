@@ -40,6 +40,10 @@ class PublishedTable:
         source, date, note: as in `fdbd.bench.rows.Published`.
         groups: the groups that the columns of `auroc` stand for.
         auroc: percent by detector, one number per group.
+
+    >>> table = PublishedTable("a paper", "2026-01", ["near", "far"], {"msp": [80.1, 90.2]})
+    >>> dict(zip(table.groups, table.auroc["msp"]))
+    {'near': 80.1, 'far': 90.2}
     """
 
     source: str

@@ -82,11 +82,6 @@ def _contents(path: Path, shown: str) -> tuple[dict[str, str], dict[str, Tensor]
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, TypeError, OverflowError, RuntimeError, OSError) as error:
-        if path.suffix == ".onnx":
-            raise ArtifactError(
-                f"{shown} is an ONNX graph, which holds decisions and no guard: give the guard's "
-                "own file, from which it was exported"
-            ) from None
         raise ArtifactError(
             f"{shown} is truncated or is not a safetensors file ({error}); copy it again or save "
             "the guard again"

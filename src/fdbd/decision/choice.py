@@ -181,7 +181,14 @@ class Pool(Ensemble):
 
 
 class Member(NamedTuple):
-    """What was found of one detector of the pool."""
+    """What was found of one detector of the pool.
+
+    >>> cost = Cost(microseconds=3.5, megabytes=0.2, has_bank=False)
+    >>> kinds = {"blur": (0.91, 0.88, 0.94), "noise": (0.95, 0.93, 0.97)}
+    >>> member = Member("fdbd", weight=0.2, share=0.25, cost=cost, aurocs=kinds)
+    >>> round(member.auroc, 2)
+    0.93
+    """
 
     name: str
     weight: float
