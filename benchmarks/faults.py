@@ -1130,6 +1130,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--base", type=Path, help="a folder that keeps the data of all faults")
     parser.add_argument("--fork", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    # A shell that starts this in the background has Ctrl-C ignored by it and by what it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if options.fork:
         fork_and_ask(options.fork)
         return 0
