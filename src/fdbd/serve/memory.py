@@ -17,7 +17,7 @@ DEFAULT_TOTAL = 2 * 1024**3
 LEAST_FOR_REQUESTS = 128 * 1024**2
 """A service with less than this for its requests does not start."""
 _LARGE = 4 * 1024**2
-"""Bytes from which on an amount is compared with what the process really uses."""
+"""Bytes that are taken until what the process really uses is looked at again."""
 _SPARE_FRACTION = 0.15
 """Part of the total that is left alone: fragmentation, threads and what the interpreter keeps."""
 
@@ -54,7 +54,8 @@ class MemoryBudget:
     Args:
         total: of all requests.
         ceiling: what the process must not reach. Memory that was given back may still be held by
-            the allocator, so large amounts are also compared with what the process really uses.
+            the allocator, so what the process really uses is looked at, too, whenever some
+            megabytes more have been taken.
     """
 
     def __init__(self, total: int, ceiling: int | None = None) -> None:
@@ -62,19 +63,29 @@ class MemoryBudget:
         self._ceiling = ceiling
         self.used = 0
         self.most_used = 0
+        self._taken_unseen = 0
         self._lock = threading.Lock()
 
     def take(self, amount: int) -> None:
         """Take bytes, or raise `OutOfMemory` or `TooLargeForMemory` and take none."""
         if amount > self.total:
             raise TooLargeForMemory(amount, self.total)
-        if amount >= _LARGE and not self._is_below_ceiling(amount):
+        if self._is_due(amount) and not self._is_below_ceiling(amount):
             raise OutOfMemory
         with self._lock:
             if self.used + amount > self.total:
                 raise OutOfMemory
             self.used += amount
             self.most_used = max(self.most_used, self.used)
+
+    def _is_due(self, amount: int) -> bool:
+        """Whether some megabytes have been taken since the process's memory was looked at."""
+        with self._lock:
+            self._taken_unseen += amount
+            if self._taken_unseen < _LARGE:
+                return False
+            self._taken_unseen = 0
+            return True
 
     def _is_below_ceiling(self, amount: int) -> bool:
         if self._ceiling is None or resident_memory() + amount <= self._ceiling:
@@ -188,16 +199,15 @@ def give_free_memory_back() -> None:
 
 
 def limit_arenas() -> None:
-    """Keep glibc from holding freed memory in one arena per thread, and large blocks at all: they
-    go back to the system when they are freed. Elsewhere nothing happens."""
+    """Keep glibc from holding freed memory in one arena per thread. Elsewhere nothing happens.
+
+    Large blocks stay under its own rule, which learns the sizes that a network uses: if each block
+    went back to the system when it is freed, every batch would pay for new pages."""
     if sys.platform != "linux":
         return
     import ctypes
 
     arena_max = -8
-    mmap_threshold = -3
     # Another C library has no such call.
     with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(arena_max, 2)
-        libc.mallopt(mmap_threshold, _LARGE)
+        ctypes.CDLL(None).mallopt(arena_max, 2)
