@@ -449,6 +449,7 @@ def _extract(
         for spans_of_shard in spans:
             parts: list[Arrays] = []
             failures: list[Failure] = []
+            # `prepared` gives one batch per span, in order.
             for batch in itertools.islice(prepared, len(spans_of_shard)):
                 failures += batch.failures
                 parts.append(_forward(classifier, batch.inputs, preprocess))

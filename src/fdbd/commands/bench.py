@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fdbd.commands import options
-from fdbd.commands.options import JSON, answer, arg, opt, print_table
+from fdbd.commands.options import answer, arg, opt, print_table
 
 if TYPE_CHECKING:
     from fdbd.bench import Benchmark, Config, Results
@@ -366,21 +366,9 @@ def _available_metrics(results: Results, metrics: Sequence[str]) -> list[str]:
     return found or list(SHOWN)
 
 
-def compare(
-    first: Path = arg(..., "A results.json of fdbd bench."),
-    second: Path = arg(..., "Another."),
-    metric: CompareMetric = opt(CompareMetric.auroc, "What to compare."),
-    as_json: bool = JSON,
-) -> None:
-    """Compare two results: each detector in both, over the OOD sets that both have, and whether
-    they differ.
-
-    If both files hold the scores of the same samples, the test is paired: two models on the same
-    images, or two versions of one. Otherwise the results count as independent, and smaller
-    differences go unnoticed. AUROC does not depend on the FPR convention, which may differ.
-
-    Example: `fdbd compare before/results.json after/results.json`
-    """
+def compare(first: Path, second: Path, metric: CompareMetric, as_json: bool) -> None:
+    """Print how two results.json differ: what `fdbd compare` does with results. AUROC does not
+    depend on the FPR convention, so the two may have different ones."""
     from fdbd.bench import Results
     from fdbd.bench.measures import MEASURES
     from fdbd.bench.merging import compare_results

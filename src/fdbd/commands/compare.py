@@ -24,13 +24,13 @@ def compare(
 ) -> None:
     """Compare two results of fdbd bench, or the scores of two guards on the same rows.
 
-    Results: each detector in both, over the OOD sets that both have, and whether they
-    differ. If both files hold the scores of the same samples, the test is paired: two models on the
-    same images, or two versions of one. Otherwise the results count as independent, and smaller
-    differences go unnoticed.
+    For results, it compares each detector that both files have, over the OOD sets that both have,
+    and tests whether the two differ. If both files hold the scores of the same samples (two models
+    on the same images, or two versions of one model), the test is paired. Otherwise the results
+    count as independent, and small differences go unnoticed.
 
-    Scores: how often the guards agree, which rows one alone flags, and whether the alarm rates
-    differ by more than chance.
+    For scores, it shows how often the guards agree, which rows only one of them flags, and whether
+    the alarm rates differ by more than chance.
 
     Examples: `fdbd compare before/results.json after/results.json`,
     `fdbd compare old.parquet new.parquet --out disagreements.html --images ./inbox`
@@ -62,7 +62,7 @@ def compare(
         return
     _print(found)
     if out is not None:
-        options.say(f"{out}: the {len(found.disagreements):,} rows that one alone flags")
+        options.say(f"{out}: the {len(found.disagreements):,} rows that only one guard flags")
 
 
 def _print(found: Compared) -> None:

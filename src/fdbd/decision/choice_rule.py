@@ -89,24 +89,20 @@ class Budget:
     def parse(cls, text: str) -> Budget:
         """A budget in words, separated by commas: a time such as 200us, a memory such as 10MB,
         "no bank"."""
-        limits: dict[str, float] = {}
+        microseconds = None
+        megabytes = None
         bank = True
         for part in text.split(","):
             word = part.strip().lower().replace(" ", "")
             if word in ("nobank", "no-bank"):
                 bank = False
-                continue
-            unit = "microseconds" if word.endswith(("us", "µs")) else "megabytes"
-            try:
-                if not word.endswith(("us", "µs", "mb")):
-                    raise ValueError("no unit")
-                limits[unit] = float(word[:-2])
-            except ValueError:
-                raise ValueError(
-                    f"the budget has {part.strip()!r}, expected parts such as '200us', '10MB' and "
-                    "'no bank'"
-                ) from None
-        return cls(limits.get("microseconds"), limits.get("megabytes"), bank)
+            elif word.endswith(("us", "µs")):
+                microseconds = _number(word[:-2], part)
+            elif word.endswith("mb"):
+                megabytes = _number(word[:-2], part)
+            else:
+                raise ValueError(_not_a_budget(part))
+        return cls(microseconds, megabytes, bank)
 
     def admits(self, costs: Sequence[Cost]) -> bool:
         """Whether these members together stay within it."""
@@ -117,6 +113,18 @@ class Budget:
         if self.megabytes is not None and memory > self.megabytes:
             return False
         return self.bank or not any(cost.has_bank for cost in costs)
+
+
+def _number(text: str, part: str) -> float:
+    """The number before a unit, in one part of a budget."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(_not_a_budget(part)) from None
+
+
+def _not_a_budget(part: str) -> str:
+    return f"the budget has {part.strip()!r}, expected parts such as '200us', '10MB' and 'no bank'"
 
 
 def make_member(spec: str, num_samples: int | None = None) -> Detector:

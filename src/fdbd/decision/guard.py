@@ -40,8 +40,8 @@ from fdbd.util.progress import track
 from fdbd.util.version import __version__
 
 Data: TypeAlias = Inputs | Batch | Iterable[Inputs | Batch | CalibrationScores]
-"""What a data loader yields, one batch of it, or `Batch`es of features; for `calibrate` also
-finished scores."""
+"""A data loader, one batch, or an iterable of `Batch`es of features; `calibrate` also takes scores
+that are already computed."""
 _MOVED_TO_STAGES = (
     "observe",
     "decision",
@@ -147,7 +147,7 @@ class Guard(nn.Module):
         temperature: float | None = None,
         class_names: Sequence[str] = (),
     ) -> Self:
-        """A guard around a zero-shot classifier, as CLIP is one: a class is the direction of its
+        """A guard around a zero-shot classifier such as CLIP: each class is the direction of its
         prompt's embedding, and nothing is fitted. Call `calibrate` next.
 
         Args:
@@ -181,7 +181,7 @@ class Guard(nn.Module):
                 )
             source = ZeroShotClassifier(encoder, text_embeddings, scale)
         guard = cls(source, MCM(temperature, negatives))
-        # Its detector reads no data, but a fit wants some.
+        # The detector learns nothing from data, but `fit` needs a batch: the classes' directions.
         guard.stages.begin_fit()
         guard.detector.fit(Batch(head.weight), guard.head)
         guard.stages.end_fit()
@@ -214,19 +214,21 @@ class Guard(nn.Module):
             # What an earlier fit has chosen makes room for the whole pool.
             stages.make_pool()
         with torch.no_grad(), Spool() as spool:
+            # One iterator for all that follows: what the fit leaves in it is noted at the end.
             items = iter(track(batches_in(data), "fitting", enabled=progress))
             batches: Iterable[Batch] = _training_batches(stages, items)
             if self.auto is not None or self.detector.needs.passes not in (0, 1):
-                # The network runs once; further passes read what it gave. What "auto" keeps of the
-                # data depends on their number, which is known when all have been seen.
+                # The network runs once; further passes read its output from the spool.
                 for batch in batches:
                     spool.append(batch)
                 batches = spool
             if self.auto is not None:
+                # The pool's options depend on the number of samples, which is known only now.
                 num_rows = _over_all(combine, spool.num_rows)
                 stages.make_pool(num_rows)
             fit_detector(self.detector, batches, self.head, combine)
-            # A detector that learns nothing has not read the rest, which `calibrate` compares with.
+            # A detector that learns nothing has read no batch; `calibrate` still has to know which
+            # samples the fit was given.
             for item in items:
                 self._note_unread(item)
         if combine is not None:
@@ -287,7 +289,7 @@ class Guard(nn.Module):
                 if isinstance(part, CalibrationScores):
                     found.rows.append(part)
                     continue
-                # The shares hold what the threshold needs of the scores.
+                # The shares hold all that the threshold needs, so the scores can go.
                 found.shares.add(part.scores)
                 found.maps.append(part._replace(scores=part.scores[:0]))
         if found.rows and found.maps:

@@ -204,7 +204,8 @@ def _find_model(
     if checkpoint is None and origin.get("checkpoint"):
         checkpoint = _find_checkpoint(path, Path(str(origin["checkpoint"])))
     num_classes = origin.get("num_classes")
-    # A forged number would have a network of any size built: the head in the file is what there is.
+    # A forged number would have a network of any size built, so it must agree with the head in
+    # the file.
     if num_classes is not None:
         _check_classes(path, num_classes, tensors)
     head = None
@@ -224,8 +225,10 @@ def _find_model(
 def _read_head(tensors: dict[str, Tensor]) -> Head | None:
     """The head that a detector in the file keeps; None if there is none."""
     for name, weight in tensors.items():
+        if not name.endswith("head_weight"):
+            continue
         bias = tensors.get(f"{name.removesuffix('weight')}bias")
-        if name.endswith("head_weight") and bias is not None:
+        if bias is not None:
             return Head(weight, bias)
     return None
 
@@ -346,13 +349,13 @@ def _read_parts(description: dict[str, Any], tensors: dict[str, Tensor]) -> _Sav
 
 def _check_names(head: object, head_name: object, layers: object) -> None:
     """ValueError unless the fingerprint of the head and all names are text."""
-    texts = [head]
-    if head_name is not None:
-        texts.append(head_name)
     if not isinstance(layers, list):
         raise ValueError("the names of its layers are not a list")
-    for text in [*texts, *layers]:
-        if not isinstance(text, str):
+    names = [head, *layers]
+    if head_name is not None:
+        names.append(head_name)
+    for name in names:
+        if not isinstance(name, str):
             raise ValueError("the names of its head and layers are not text")
 
 

@@ -362,7 +362,8 @@ class Stages:
     # ── calibration
 
     def calibration_scores(self, item: Inputs | Batch | CalibrationScores) -> CalibrationScores:
-        """What `Guard.calibrate` asks of one batch of calibration data."""
+        """What `Guard.calibrate` needs of one batch of calibration data; ValueError if the guard
+        is one of maps."""
         found = self.calibration_part(item)
         # A guard of maps is calibrated anew by `Guard.calibrate` alone: a driver that gives it rows
         # would take its promise away unnoticed.
@@ -373,7 +374,8 @@ class Stages:
     def calibration_part(
         self, item: Inputs | Batch | CalibrationScores
     ) -> CalibrationScores | CalibrationMaps:
-        """The same, also for maps."""
+        """What `Guard.calibrate` needs of one batch of calibration data, of whole samples or of
+        maps."""
         if isinstance(item, CalibrationScores):
             return item
         if isinstance(item, Batch):
@@ -453,7 +455,7 @@ class Stages:
             if finite is not None:
                 # One number of an image may have entered all of its positions.
                 finite = finite[:, None].expand(-1, scored.grid.positions).reshape(-1)
-        return Observation(logits, _closed(scores, finite), scored)
+        return Observation(logits, _fail_closed(scores, finite), scored)
 
     def decision(self, logits: Tensor, scores: Tensor) -> Decision:
         """The decision that follows from the model's logits (N, C) and the scores (N,)."""
@@ -545,16 +547,18 @@ def _is_labelled_batch(data: Any) -> bool:
     return inputs.ndim > 1 and labels.ndim == 1 and len(inputs) == len(labels)
 
 
-def _closed(scores: Tensor, finite: Tensor | None) -> Tensor:
-    """The scores (N,), −inf if they, or the numbers that entered the network, are not finite."""
+def _fail_closed(scores: Tensor, finite: Tensor | None) -> Tensor:
+    """The scores (N,), with −inf for each that is not finite, and for each row of inputs that is
+    not `finite` (N,)."""
+    # A model may give another number of rows than its inputs have.
     if finite is not None and finite.shape != scores.shape:
         finite = None
-    # Nearly always there is nothing to close, which is found out in a fifth of the time. Not in a
-    # graph, in which the number of rows must not decide.
+    # Nearly always all scores are finite, and for few of them Python sees that in a fifth of the
+    # time. Not while a graph is traced: there, the number of rows must not decide.
     can_look = finite is None and is_plain(scores)
     if can_look and scores.numel() <= _FEW and math.isfinite(sum(scores.tolist())):
         return scores
-    # False for NaN, too.
+    # NaN compares as False.
     is_trusted = scores < torch.inf
     if finite is not None:
         is_trusted = is_trusted & finite.to(scores.device, non_blocking=True)

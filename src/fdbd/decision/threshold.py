@@ -222,7 +222,8 @@ class Threshold(nn.Module):
         """(N,) bool: ``not (score >= threshold)`` or not finite; for a conformal threshold this is
         p ≤ alpha. Exact in exported graphs too. `predicted` (N,) are the predicted classes, for a
         threshold per class."""
-        return ~((scores >= self._own(self.value, scores, predicted)) & (scores < torch.inf))
+        threshold = self._for_predicted(self.value, scores, predicted)
+        return ~((scores >= threshold) & (scores < torch.inf))
 
     def p_values(self, scores: Tensor, predicted: Tensor | None = None) -> Tensor:
         """(N,) conformal p-values (1 + #{calibration ≤ score}) / (n + 1), for either kind of
@@ -275,11 +276,9 @@ class Threshold(nn.Module):
         For continuous scores the share below the j-th smallest of n scores follows Beta(j, n + 1 −
         j). Per class, the result is that of the class with the fewest samples.
 
-        >>> [
-        ...     round(share, 3)
-        ...     for share in Threshold.quantile(torch.arange(12.0), tpr=0.95).acceptance()
-        ... ]
-        [0.923, 0.735, 0.998]
+        >>> mean, low, high = Threshold.quantile(torch.arange(12.0), tpr=0.95).acceptance()
+        >>> round(mean, 3), round(low, 3), round(high, 3)
+        (0.923, 0.735, 0.998)
         """
         from scipy.special import betaincinv
 
@@ -299,14 +298,16 @@ class Threshold(nn.Module):
     def caution(self) -> str | None:
         """One sentence if the calibration samples are too few for the target, else None."""
         asked = self.expected_rate
-        _, low, high = self.acceptance()
-        if 1 - low <= max(2.5 * asked, 0.01):
+        _, least_accepted, most_accepted = self.acceptance()
+        lowest_rate = 1 - most_accepted
+        highest_rate = 1 - least_accepted
+        if highest_rate <= max(2.5 * asked, 0.01):
             return None
         of_class = " for the rarest predicted class" if self.per_class else ""
         return (
             f"only {int(self.sizes.min())} calibration samples{of_class}: the target is "
             f"{100 * asked:.3g} % false alarms; with so few samples the true rate "
-            f"may be {100 * (1 - high):.2g} to {100 * (1 - low):.2g} % (95 % interval "
+            f"may be {100 * lowest_rate:.2g} to {100 * highest_rate:.2g} % (95 % interval "
             "over the draw of these samples)"
         )
 
@@ -393,12 +394,14 @@ class Threshold(nn.Module):
         offsets = self.offsets
         if calibration.dtype not in (torch.float32, torch.float64) or offsets.dtype != torch.int64:
             raise ValueError(
-                f"the threshold's state has dtypes {calibration.dtype} and {offsets.dtype}"
+                f"the threshold's state has dtypes {calibration.dtype} and {offsets.dtype}, "
+                "expected float32 or float64, and int64"
             )
-        if calibration.ndim != 1 or offsets.ndim != 1 or not len(calibration) or len(offsets) < 2:
+        is_flat = calibration.ndim == 1 and offsets.ndim == 1
+        if not is_flat or len(calibration) < 1 or len(offsets) < 2:
             raise ValueError(
                 f"the threshold's state has shapes {tuple(calibration.shape)} and "
-                f"{tuple(offsets.shape)}"
+                f"{tuple(offsets.shape)}, expected at least one score and two offsets"
             )
         is_right_number = self.per_class or len(offsets) == 2
         runs_from_start_to_end = offsets[0] == 0 and offsets[-1] == len(calibration)
@@ -427,9 +430,11 @@ class Threshold(nn.Module):
             )
         return flagged - 1
 
-    def _own(self, of_classes: Tensor, scores: Tensor, predicted: Tensor | None) -> Tensor:
-        """From one number per class (C,), that of each score's predicted class (N,). If there is
-        one threshold for all, its number (1,) as it is."""
+    def _for_predicted(
+        self, of_classes: Tensor, scores: Tensor, predicted: Tensor | None
+    ) -> Tensor:
+        """Of one number per class (C,), the one of each score's predicted class (N,). With one
+        threshold for all, the number (1,) that it is given."""
         if not self.per_class:
             return of_classes
         if predicted is None:
@@ -452,8 +457,8 @@ class Threshold(nn.Module):
             common = torch.promote_types(scores.dtype, self.runs.dtype)
             count = torch.searchsorted(self.runs.to(common), scores.to(common), right=or_equal)
             return count, self.sizes
-        start = self._own(self.starts, scores, predicted)
-        size = self._own(self.sizes, scores, predicted)
+        start = self._for_predicted(self.starts, scores, predicted)
+        size = self._for_predicted(self.sizes, scores, predicted)
         return self._count_in_runs(scores, start, size, or_equal), size
 
     def _count_in_runs(self, scores: Tensor, start: Tensor, size: Tensor, or_equal: bool) -> Tensor:

@@ -209,7 +209,8 @@ def _reason(error: str, name: str) -> str:
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Columns, since 100,000 objects with seven names each would be mostly names."""
+    """The rows as one list per field: written as one JSON object per row, 100,000 rows would be
+    mostly the names of their fields. Classes are numbers, their places in `classes`; -1: none."""
     classes: dict[str, int] = {}
 
     def code(name: str) -> int:

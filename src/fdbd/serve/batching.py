@@ -125,8 +125,7 @@ class Batcher:
         return self.running_for > self.patience
 
     def submit(self, rows: Rows) -> Answer:
-        """The answers on (N, …) rows, in time; cancelled, the future gives its place in the queue
-        back.
+        """A future of the answers on (N, …) rows. To cancel it gives its place in the queue back.
 
         Raises HTTPException 503 if the queue is full, the model is stuck or the service shuts down.
         """
@@ -135,19 +134,20 @@ class Batcher:
         if self.is_stuck:
             reason = f"the model has not answered for {self.running_for:.0f} s; come again later"
             raise HTTPException(503, reason, {"retry-after": "5"})
+        # An empty queue takes a request of any size, which could never be answered otherwise.
         if self.waiting and self.waiting + len(rows) > self.capacity:
             raise HTTPException(503, "the queue is full; come again later", {"retry-after": "1"})
         if len(rows) <= self.size:
             return self._enter(rows)
-        # In pieces, so that it takes no more memory than a batch, and so that nothing more is done
-        # for it once it is cancelled.
+        # In pieces of a batch's size: the request then takes no more memory than a batch, and once
+        # it is cancelled, the pieces that still wait are dropped.
         pieces = []
         for start in range(0, len(rows), self.size):
             pieces.append(self._enter(rows[start : start + self.size]))
         return asyncio.ensure_future(_joined(pieces))
 
     def _enter(self, rows: Rows) -> Answer:
-        """Into the queue."""
+        """Put one request at the end of the queue."""
         answer: Answer = asyncio.get_running_loop().create_future()
         answer.add_done_callback(self._leave)
         self._queue[answer] = rows

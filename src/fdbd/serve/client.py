@@ -178,11 +178,7 @@ class Client:
                 reason = _reason(answer)
                 if status not in _REPEATED:
                     raise ServiceError(f"{self._url} answered {status}: {reason}", status)
-            # Clients that were refused together should not come back together.
-            if stated_wait is None:
-                pause = wait * (0.5 + random.random())
-            else:
-                pause = stated_wait + _FIRST_WAIT * random.random()
+            pause = _pause(wait, stated_wait)
             if time.monotonic() + pause >= deadline:
                 waited = f"within {self._timeout:g} s"
                 raise ServiceError(f"{self._url} did not answer {waited}: {reason}", status)
@@ -214,6 +210,14 @@ class Client:
         except ValueError:
             reason = f"{self._url} answered {status} without JSON: is fdbd serve at this address?"
             raise ServiceError(reason, status) from None
+
+
+def _pause(wait: float, stated_wait: float | None) -> float:
+    """Seconds before the next try: at least what the service stated, or about `wait`. They are
+    random, so that clients that were refused together do not come back together."""
+    if stated_wait is None:
+        return wait * (0.5 + random.random())
+    return stated_wait + _FIRST_WAIT * random.random()
 
 
 def _stated_wait(text: str) -> float | None:
