@@ -4,8 +4,10 @@ simulation."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +16,9 @@ from hypothesis import strategies as st
 from fdbd import metrics
 from fdbd.metrics.comparison import standard_error
 from fdbd.metrics.selective import Decisions, augrc_influences, aurc_influences, total_of
+
+Scores = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 unhurried = settings(deadline=None, max_examples=60, derandomize=True)
 tied = st.lists(
@@ -73,22 +78,92 @@ def test_augrc_is_the_formula_of_its_paper() -> None:
     assert metrics.augrc(scores, right) == pytest.approx(expected)
 
 
-def test_aurc_is_the_sum_that_torch_uncertainty_and_fd_shifts_take() -> None:
-    """Both sort by descending confidence, divide the cumulative errors by the ranks, and integrate
-    by the trapezoid rule, which leaves out half of the first and of the last risk."""
-    rng = np.random.default_rng(1)
-    scores = rng.normal(size=2000)
-    right = rng.random(2000) < 1 / (1 + np.exp(-2 * scores))
-    errors = ~right[np.argsort(-scores)]
-    risks = np.cumsum(errors) / np.arange(1, 2001)
-    coverages = np.arange(1, 2001) / 2000
-    trapezoid = np.trapezoid(risks, coverages) / (1 - 1 / 2000)
-    assert metrics.aurc(scores, right) == pytest.approx(trapezoid, abs=3e-4)
-    assert metrics.aurc(scores, right) == pytest.approx(risks.mean())
-    joint_risks = np.cumsum(errors) / 2000
-    assert metrics.augrc(scores, right) == pytest.approx(
-        np.trapezoid(joint_risks, coverages), abs=3e-4
-    )
+def joint_samples(decimals: int | None, seed: int) -> tuple[Scores, Flags, Scores]:
+    """ID scores, which of the predictions are right, OOD scores; rounded, they tie."""
+    rng = np.random.default_rng(seed)
+    inside = rng.normal(0.5, 1, size=int(rng.integers(20, 500)))
+    right = rng.random(len(inside)) < 1 / (1 + np.exp(-2 * inside))
+    outside = rng.normal(size=int(rng.integers(5, 300)))
+    if decimals is None:
+        return inside, right, outside
+    return inside.round(decimals), right, outside.round(decimals)
+
+
+def fd_shifts_points(scores: Scores, failed: Flags) -> tuple[Scores, Scores, Scores]:
+    """Coverages, selective and generalised risks as fd-shifts has them: from all samples down, one
+    sample after the other is rejected, and there is a point wherever the score changes."""
+    order = np.argsort(scores)
+    total = len(scores)
+    failures = failed.sum()
+    coverages = [1.0]
+    selective = [failures / total]
+    generalised = [failures / total]
+    for position in range(total - 1):
+        failures -= failed[order[position]]
+        if scores[order[position]] != scores[order[position + 1]]:
+            accepted = total - position - 1
+            coverages.append(accepted / total)
+            selective.append(failures / accepted)
+            generalised.append(failures / total)
+    # At no coverage the selective risk stays, and the generalised risk is 0.
+    selective.append(selective[-1])
+    return np.array([*coverages, 0]), np.array(selective), np.array([*generalised, 0])
+
+
+@pytest.mark.parametrize("decimals", [None, 1, 0])
+@pytest.mark.parametrize("seed", range(5))
+def test_areas_follow_from_those_of_fd_shifts(decimals: int | None, seed: int) -> None:
+    """fd-shifts joins its points by straight lines. For AUGRC that is our rule for ties. Our AURC
+    takes the risk at each sample's own threshold: the upper end of each step, not its middle."""
+    inside, right, outside = joint_samples(decimals, seed)
+    scores = np.concatenate([inside, outside])
+    failed = np.concatenate([~right, np.ones(len(outside), bool)])
+    coverages, selective, generalised = fd_shifts_points(scores, failed)
+    found = metrics.augrc(inside, right, outside)
+    assert found == pytest.approx(-np.trapezoid(generalised, coverages), abs=1e-12)
+    steps = -np.diff(coverages)
+    from_middle_to_end = (steps * (selective[:-1] - selective[1:]) / 2).sum()
+    expected = -np.trapezoid(selective, coverages) + from_middle_to_end
+    assert metrics.aurc(inside, right, outside) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_areas_follow_from_those_of_torch_uncertainty(seed: int) -> None:
+    """torch-uncertainty has no rule for ties and uses the trapezoid rule from the first sample to
+    the last, over (N − 1)/N: half of the first and of the last risk are missing there. At an OOD
+    cost of a half, its SCOD losses are half of ours."""
+    package = pytest.importorskip("torch_uncertainty.metrics.classification")
+    inside, right, outside = joint_samples(None, seed)
+    is_ood = np.concatenate([np.zeros(len(inside), bool), np.ones(len(outside), bool)])
+    scores = np.concatenate([inside, outside])
+    failed = np.concatenate([~right, np.ones(len(outside), bool)])
+    total = len(scores)
+    first = failed[np.argmax(scores)]
+
+    def area(measure: Any) -> float:
+        theirs = measure(ood_cost=0.5)
+        theirs.update(*map(torch.from_numpy, (-scores, failed.astype(float), is_ood)))
+        return 2 * float(theirs.compute()) * (total - 1) / total
+
+    missing = (first + failed.mean()) / (2 * total)
+    aurc = area(package.SCODAURC) + missing
+    assert metrics.aurc(inside, right, outside) == pytest.approx(aurc, abs=1e-7)
+    # The first generalised risk starts from no samples, where it is 0, and the last is whole.
+    augrc = area(package.SCODAUGRC) + first / (2 * total**2)
+    assert metrics.augrc(inside, right, outside) == pytest.approx(augrc, abs=1e-7)
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.95])
+def test_accuracy_at_coverage_is_one_minus_the_risk_of_torch_uncertainty(coverage: float) -> None:
+    package = pytest.importorskip("torch_uncertainty.metrics.classification")
+    rng = np.random.default_rng(6)
+    confidence = rng.uniform(0.5, 1, size=333)
+    right = rng.random(333) < confidence
+    theirs = package.RiskAtxCov(cov_threshold=coverage)
+    probabilities = torch.from_numpy(np.stack([confidence, 1 - confidence], axis=1))
+    theirs.update(probabilities, torch.from_numpy((~right).astype(int)))
+    found = metrics.accuracy_at_coverage(confidence, right, coverage)
+    assert found == pytest.approx(1 - float(theirs.compute()), abs=1e-6)
 
 
 @unhurried
