@@ -60,11 +60,19 @@ def grey(width: int, height: int, strips: int = 1, place: int = 8) -> list[Entry
     ]
 
 
-def with_exif(kind: str, exif: bytes) -> bytes:
-    """A small image with EXIF data of any size, in pieces if the format needs them."""
+def small_image(kind: str) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(np.zeros((6, 9, 3), np.uint8)).save(buffer, kind)
-    plain = buffer.getvalue()
+    return buffer.getvalue()
+
+
+def with_exif(kind: str, exif: bytes) -> bytes:
+    """A small image with EXIF data of any size, in pieces if the format needs them."""
+    if kind == "text of a PNG":
+        digits = f"\nexif\n{len(exif):8}\n{exif.hex()}\n".encode()
+        plain = small_image("PNG")
+        return plain[:33] + chunk(b"tEXt", b"Raw profile type exif\0" + digits) + plain[33:]
+    plain = small_image(kind)
     if kind == "PNG":
         return plain[:33] + chunk(b"eXIf", exif) + plain[33:]
     segments = b""
@@ -99,7 +107,7 @@ def test_tags_that_all_have_the_whole_file_as_their_value_are_refused(form) -> N
 @pytest.mark.parametrize("kind", [SHORT, LONG, RATIONAL])
 def test_a_tiff_has_no_tag_of_countless_numbers(tag: int, kind: int) -> None:
     tags = [entry for entry in grey(9, 6) if entry[0] != tag]
-    with pytest.raises(ImageError, match="numbers, more than 200,000"):
+    with pytest.raises(ImageError, match="more than 200,000 numbers"):
         decode(tiff([*tags, (tag, kind, 300_000, 8)], bytes(3_000_000)))
 
 
@@ -107,7 +115,7 @@ def test_directories_for_exif_within_a_tiff_count_too_and_may_lead_to_themselves
     tags = grey(9, 6)
     place = 8 + 2 + 12 * (len(tags) + 1) + 4
     within = tiff([(40_000, LONG, 300_000, 8), (34_665, LONG, 1, place)])[8:]
-    with pytest.raises(ImageError, match="numbers, more than 200,000"):
+    with pytest.raises(ImageError, match="more than 200,000 numbers"):
         decode(tiff([*tags, (34_665, LONG, 1, place)], within + bytes(2_000_000)))
 
 
@@ -143,7 +151,36 @@ def test_tags_of_exif_that_share_their_values_are_refused() -> None:
         decode(with_exif("JPEG", tiff(shared, bytes(25_000))))
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("shared", [(SHORT, 30_000), (BYTE, 60_000), (RATIONAL, 7_000)])
+def test_a_list_of_pictures_in_a_jpeg_is_small(shared: tuple[int, int]) -> None:
+    kind, count = shared
+    tags = [(40_000 + number, kind, count, 8) for number in range(4_000)]
+    listed = tiff(tags, bytes(15_000))
+    segment = b"\xff\xe2" + struct.pack(">H", len(listed) + 6) + b"MPF\0" + listed
+    plain = small_image("JPEG")
+    with pytest.raises(ImageError, match="its tags"):
+        decode(plain[:2] + segment + plain[2:])
+
+
+def test_a_photograph_of_two_pictures_gives_the_first() -> None:
+    first, second = Image.new("RGB", (9, 6), "red"), Image.new("RGB", (4, 4), "blue")
+    buffer = io.BytesIO()
+    first.save(buffer, "MPO", save_all=True, append_images=[second])
+    assert decode(buffer.getvalue()).shape == (6, 9, 3)
+
+
+def test_exif_data_in_a_text_are_as_small_as_elsewhere() -> None:
+    turned = (ORIENTATION, SHORT, 1, 6)
+    shared = [(40_000 + number, BYTE, 100_000, 8) for number in range(2_000)]
+    assert decode(with_exif("text of a PNG", tiff([turned, *shared[:1]]))).shape[:2] == (9, 6)
+    # Data of gigabytes are not read, so the image is not turned.
+    much = tiff([turned, *shared], bytes(100_000))
+    assert decode(with_exif("text of a PNG", much)).shape[:2] == (6, 9)
+    long = tiff([turned], bytes(2_000_000))
+    assert decode(with_exif("text of a PNG", long)).shape[:2] == (6, 9)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "text of a PNG"])
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("orientation", UPRIGHT)
 def test_images_are_turned_upright(kind: str, order: str, orientation: int) -> None:
@@ -165,7 +202,7 @@ def test_images_are_turned_upright(kind: str, order: str, orientation: int) -> N
         tiff([(34_665, LONG, 1, 8), (34_853, LONG, 1, 9)]),
     ],
 )
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "text of a PNG"])
 def test_damaged_exif_says_nothing_against_the_pixels(kind: str, exif: bytes) -> None:
     assert decode(with_exif(kind, exif)).shape == (6, 9, 3)
 

@@ -28,6 +28,7 @@ _TILE_TAGS = (322, 323)
 _LEADS_TO_DIRECTORY = (34665, 34853, 40965)
 """Tags that say where the directories of EXIF, of its places and of its interoperability lie."""
 _EXIF = 0xE1
+_PICTURES = 0xE2
 _SCAN = 0xDA
 _FRAMES = (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
 _PROGRESSIVE_FRAMES = (0xC2, 0xC6, 0xCA, 0xCE)
@@ -87,15 +88,10 @@ def _size_of(file: IO[bytes]) -> int:
 
 def _check_tiff(file: IO[bytes]) -> None:
     size = _size_of(file)
-    numbers = 0
     tile_tags = []
-    for tag in _tags(file, size):
-        if tag.kind in _NUMBER_SIZES:
-            numbers += min(tag.values, size // _NUMBER_SIZES[tag.kind])
+    for tag in _tags_of_few_numbers(file, size):
         if tag.number in _TILE_TAGS:
             tile_tags.append(tag.number)
-    if numbers > MOST_NUMBERS:
-        raise HeaderError(f"its tags hold {numbers:,} numbers, more than {MOST_NUMBERS:,}")
     if len(set(tile_tags)) < len(tile_tags):
         # Which of them counts depends on who reads it.
         raise HeaderError("it states the size of its tiles twice")
@@ -106,8 +102,32 @@ def check_exif(content: bytes) -> None:
     if len(content) > MOST_EXIF:
         raise HeaderError(f"its EXIF data have {len(content):,} bytes, more than {MOST_EXIF:,}")
     content = content.removeprefix(b"Exif\0\0")
-    # To the end, which is where it is known that the values are not too large.
-    collections.deque(_tags(io.BytesIO(content), len(content)), maxlen=0)
+    _read_to_the_end(_tags(io.BytesIO(content), len(content)))
+
+
+def check_exif_text(profile: str) -> None:
+    """The same of EXIF data as ImageMagick writes them into a text of a PNG: three lines, then
+    hexadecimal digits."""
+    if len(profile) > 3 * MOST_EXIF:
+        raise HeaderError(f"its EXIF data have {len(profile):,} characters")
+    digits = "".join(profile.split("\n")[3:])
+    check_exif(bytes.fromhex(digits))
+
+
+def _tags_of_few_numbers(file: IO[bytes], size: int) -> Iterator[_Tag]:
+    """The tags of a directory that is read whole. HeaderError if they hold too many numbers."""
+    numbers = 0
+    for tag in _tags(file, size):
+        if tag.kind in _NUMBER_SIZES:
+            numbers += min(tag.values, size // _NUMBER_SIZES[tag.kind])
+        if numbers > MOST_NUMBERS:
+            raise HeaderError(f"its tags hold more than {MOST_NUMBERS:,} numbers")
+        yield tag
+
+
+def _read_to_the_end(tags: Iterator[_Tag]) -> None:
+    """It is known at the end alone that the values are not too large."""
+    collections.deque(tags, maxlen=0)
 
 
 def _tags(file: IO[bytes], size: int) -> Iterator[_Tag]:
@@ -175,13 +195,19 @@ def _entries(file: IO[bytes], directory: int, form: _Form) -> Iterator[_Tag]:
 
 def _check_jpeg(file: IO[bytes]) -> None:
     exif = b""
+    pictures = b""
     for marker, content in _segments(file):
+        if marker == _PICTURES and content.startswith(b"MPF\0"):
+            # A list of further pictures in the file, of which the last one counts.
+            pictures = content[4:]
         if marker == _EXIF and content.startswith(b"Exif\0\0"):
             exif += content if not exif else content[6:]
             if len(exif) > MOST_EXIF:
                 break
     if exif:
         check_exif(exif)
+    if pictures:
+        _read_to_the_end(_tags_of_few_numbers(io.BytesIO(pictures), len(pictures)))
 
 
 def decoder_holds_all(content: bytes) -> bool:

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.core.image_headers import check_exif, check_header
+from fdbd.core.image_headers import check_exif, check_exif_text, check_header
 from fdbd.util.extras import require
 from fdbd.util.terminal import one_line
 
@@ -36,6 +36,8 @@ EXTENSIONS = frozenset(
 
 _ORIENTATION = 0x0112
 """Tag of EXIF."""
+_EXIF_TEXT = "Raw profile type exif"
+"""Name of the text of a PNG that older programs write EXIF data into."""
 _TO_UPRIGHT = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -184,6 +186,7 @@ def _orientation(image: Image) -> int:
     # Malformed EXIF says nothing about the pixels, which are whole.
     with contextlib.suppress(Exception):
         check_exif(image.info.get("exif", b""))
+        check_exif_text(image.info.get(_EXIF_TEXT, ""))
         stated = image.getexif().get(_ORIENTATION, 1)
         if stated in _TO_UPRIGHT:
             return int(stated)
