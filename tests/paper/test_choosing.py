@@ -3,6 +3,8 @@ the page says what was not run."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -142,7 +144,7 @@ def test_the_protocol_names_candidates_that_exist_and_no_network_twice() -> None
     titles = [entry.title for entry in protocol.networks]
     assert len(set(titles)) == len(titles)
     for entry in protocol.networks:
-        assert entry.group in ("development", "test", "new")
+        assert entry.group in ("development", "test", "new", "unseen")
         assert set(protocol.near.get(entry.id, ())) <= set(protocol.ood[entry.id])
 
 
@@ -161,3 +163,14 @@ def test_a_command_without_any_network_says_why(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="fdbd train mnist-cnn"):
         choosing.main(["--networks", "small CNN on MNIST", "--device", "cpu"])
+
+
+def test_a_network_with_kinds_of_its_own_is_weighed_by_these() -> None:
+    scores = make_scores()
+    sets = {name: values for name, values in scores.sets.items() if not name.startswith("kind ")}
+    sets["kind shuffled words"] = scores.sets["kind patches"]
+    of_texts = replace(scores, sets=sets)
+    tables = Tables.from_scores(of_texts)
+    rule = Rule("small", pool=CANDIDATES)
+    expected = weigh(tables.kinds["shuffled words"][None], rule.beta)
+    np.testing.assert_allclose(rule.weights(of_texts, tables), expected)

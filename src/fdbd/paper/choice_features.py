@@ -1,6 +1,7 @@
-"""The data of the study on choosing a detector: for each network, features of training images,
-held-out images with their pseudo-OOD kinds, test images and real OOD sets; and the scores of every
-candidate detector on them. Both are kept in the cache, so that a run that was stopped continues."""
+"""The data of the study on choosing a detector: for each network, features of training samples,
+held-out samples with their pseudo-OOD kinds, test samples and real OOD sets; and the scores of
+every candidate detector on them. Both are kept in the cache, so that a run that was stopped
+continues."""
 
 from __future__ import annotations
 
@@ -25,17 +26,25 @@ from fdbd.data.datasets import Images, load
 from fdbd.data.features import FeatureSet
 from fdbd.data.images import spread_evenly
 from fdbd.data.pseudo_ood import kinds_of_pixels
+from fdbd.data.pseudo_text import text_kinds
+from fdbd.data.text import Texts, load_clinc150, load_newsgroups20, with_ood
 from fdbd.decision.choice_rule import POOL, make_member
+from fdbd.jobs.sentences import fit_head
 from fdbd.metrics import auroc
 from fdbd.networks.by_name import model_by_name
 from fdbd.networks.classifier import Classifier
+from fdbd.networks.sentence_model import sentence_transformer
+from fdbd.util.devices import choose_device
 from fdbd.util.files import beside, cache_root, data_roots
 from fdbd.util.terminal import one_line
 
 Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
 Say = Callable[[str], None]
 PROTOCOL = Path(__file__).with_name("choosing.toml")
 BATCH = 32
+TEXTS = "clinc150"
+"""The ID set that is of texts; all others are of images."""
 HELD_OUT_CLASSES = (*POOL, "mds++")
 """Candidates that are also tried on classes that were held out, on development networks."""
 
@@ -45,7 +54,7 @@ class StudyNetwork:
     """One network of the study, with all that is asked of it."""
 
     title: str
-    #: "development" or "test"
+    #: "development", "test", "new" or "unseen", as choosing.toml explains
     group: str
     #: names of its near OOD sets; the others are far
     near: tuple[str, ...]
@@ -163,8 +172,8 @@ class Protocol:
         return read_toml(path, cls)
 
     def sizes_of(self, entry: NetworkEntry) -> Sizes:
-        """Those of ImageNet networks, or of the others."""
-        kind = "imagenet" if entry.id == "imagenet-sample" else "cifar"
+        """Those of ImageNet networks, of texts, or of the others."""
+        kind = {"imagenet-sample": "imagenet", TEXTS: "texts"}.get(entry.id, "cifar")
         return self.sizes[kind]
 
 
@@ -186,7 +195,8 @@ def scores_of(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) ->
     if known is not None:
         missing = [name for name in missing if name not in {*known.candidates, *known.failures}]
     if missing:
-        network = _extract(entry, protocol, say, device)
+        extract = _extract_texts if entry.id == TEXTS else _extract
+        network = extract(entry, protocol, say, device)
         found = _score_all(network, missing, say)
         known = found if known is None else known.with_others(found)
         _write_scores(path, known)
@@ -241,15 +251,63 @@ def _extract(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> 
     )
 
 
+def _extract_texts(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> StudyNetwork:
+    """Embed texts by a sentence encoder, and fit a logistic head on the training texts: together
+    they are the network. The kinds are those that `text_kinds` makes."""
+    sizes = protocol.sizes_of(entry)
+    encoder = sentence_transformer(entry.model.removeprefix("sentences:"))
+    sets = with_ood(load_clinc150(), "newsgroups", load_newsgroups20().test)
+    assert sets.train.labels is not None
+    assert sets.test.labels is not None
+
+    def features(name: str, texts: Sequence[str], labels: Any = None) -> FeatureSet:
+        say(f"{entry.title}: {name}, {len(texts):,} texts")
+        known = None if labels is None else torch.from_numpy(labels)
+        return FeatureSet(name, encoder.embed(texts, device=choose_device(device)), known)
+
+    def chosen(texts: Texts, rows: Any) -> list[str]:
+        return [texts.texts[row] for row in rows]
+
+    train_rows = spread_evenly(sizes.train, len(sets.train))
+    train = features("train", chosen(sets.train, train_rows), sets.train.labels[train_rows])
+    assert train.labels is not None
+    held_rows, test_rows = _split_rows(len(sets.test), sizes)
+    held_out = chosen(sets.test, held_rows)
+    kinds = {}
+    for kind, changed in text_kinds(held_out, sizes.per_kind, language="en").items():
+        kinds[kind] = features(f"kind {kind}", changed)
+    ood = {}
+    for name in protocol.ood[entry.id]:
+        outside = sets.ood[name]
+        rows = spread_evenly(min(sizes.ood, len(outside)), len(outside))
+        ood[name] = features(name, chosen(outside, rows))
+    return StudyNetwork(
+        title=entry.title,
+        group=entry.group,
+        near=protocol.near.get(entry.id, ()),
+        head=fit_head(train.features, train.labels),
+        train=train,
+        held_out=features("held out", held_out, sets.test.labels[held_rows]),
+        kinds=kinds,
+        test=features("test", chosen(sets.test, test_rows), sets.test.labels[test_rows]),
+        ood=ood,
+    )
+
+
 def _split(fresh: Images, name: str, sizes: Sizes) -> tuple[Images, Images]:
     """Held-out images and test images: different images of the same data."""
-    held_rows = spread_evenly(sizes.held_out, len(fresh))
-    other_rows = np.setdiff1d(np.arange(len(fresh)), held_rows)
-    num_test = min(sizes.test, len(other_rows))
-    test_rows = other_rows[spread_evenly(num_test, len(other_rows))]
+    held_rows, test_rows = _split_rows(len(fresh), sizes)
     held_out = replace(fresh.subset(held_rows), name=f"{name}, held out")
     test = replace(fresh.subset(test_rows), name=f"{name}, test")
     return held_out, test
+
+
+def _split_rows(count: int, sizes: Sizes) -> tuple[Rows, Rows]:
+    """Rows of held-out samples and rows of test samples."""
+    held_rows = spread_evenly(sizes.held_out, count)
+    other_rows = np.setdiff1d(np.arange(count), held_rows)
+    num_test = min(sizes.test, len(other_rows))
+    return held_rows, other_rows[spread_evenly(num_test, len(other_rows))]
 
 
 def _find_weights(name: str, remedy: str) -> Path:

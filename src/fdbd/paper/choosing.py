@@ -102,7 +102,11 @@ class Rule:
     def weights(self, scores: StudyScores, tables: Tables) -> Floats:
         """(D,) weights of all candidates, 0 for those that are not in the pool."""
         places = [scores.candidates.index(name) for name in self.pool if name in scores.candidates]
-        aurocs = np.array([tables.kinds[kind][places] for kind in self.kinds])
+        kinds = [kind for kind in self.kinds if kind in tables.kinds]
+        if not kinds:
+            # Texts have kinds of their own.
+            kinds = scores.kinds
+        aurocs = np.array([tables.kinds[kind][places] for kind in kinds])
         # A kind that is not there for all of the pool says nothing on this network.
         aurocs = aurocs[~np.isnan(aurocs).any(axis=1)]
         if len(aurocs) == 0:
