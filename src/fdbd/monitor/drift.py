@@ -8,16 +8,15 @@ import random
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 _BETS = ((0.1, 0.15), (0.3, 0.3), (1.0, 0.7), (1.0, 0.85))
-"""(ε, κ) of the bets 1 − ε + ε·κ·p^(κ−1): that few scores, many, all, or all but slightly have
-moved to the low end of their range, and, mirrored, to its high end. Each pays 1 on average where p
-is uniform."""
-# p-values are kept this far from 0 and 1: a bet's payout then stays finite, and can only get
-# smaller
+"""(ε, κ) of the bets 1 − ε + ε·κ·p^(κ−1), which win if scores have moved to the low end of their
+range: a few of the scores, many, all, or all of them a little. With 1 − p in place of p they win if
+scores have moved to the high end. Each pays 1 on average if p is uniform."""
 _EDGE = 1e-12
+"""How far p-values are kept from 0 and 1: a bet's payout then stays finite, and can only get
+smaller."""
 _HUGE = 1e200
 MAX_HORIZON = 1_000_000_000
 """The longest horizon, a number that no service reaches: bounds what a forged state can ask for."""
@@ -117,12 +116,13 @@ class DriftTest:
         """Bet every stake on the next p-value, and add up what they have become."""
         self.count += 1
         share = 0.25 / len(_BETS) / self.horizon * self.unit
-        stakes = []
-        for stake, ((epsilon, kappa), side) in zip(self.stakes, product(_BETS, (p, 1 - p))):
-            payout = 1 - epsilon + epsilon * kappa * side ** (kappa - 1)
-            stakes.append((stake + share) * payout)
-        self.stakes = stakes
-        capital = sum(self.stakes) + 0.5 * (1 - self.count / self.horizon) * self.unit
+        payouts = []
+        for epsilon, kappa in _BETS:
+            for value in (p, 1 - p):
+                payouts.append(1 - epsilon + epsilon * kappa * value ** (kappa - 1))
+        self.stakes = [(stake + share) * payout for stake, payout in zip(self.stakes, payouts)]
+        not_yet_bet = 0.5 * (1 - self.count / self.horizon) * self.unit
+        capital = sum(self.stakes) + not_yet_bet
         self.log_martingale = math.log(capital) + self.log_unit
         if capital > _HUGE:
             self._change_unit(1 / _HUGE)
@@ -200,10 +200,9 @@ class DriftTest:
 
 
 def _finite(name: str, value: object) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):  # type: ignore[arg-type]
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         raise ValueError(f"the state of the drift test has no number as {name}")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _number(state: dict[str, Any], name: str) -> float:

@@ -18,8 +18,8 @@ FeatureSpaces = ArrayLike | Mapping[str, ArrayLike]
 _BLOCK = 512
 """Permutations that are computed together."""
 _ENOUGH = 100
-"""Permutations with a distance at least as large after which there is no alarm, and the test of
-the window ends (Besag & Clifford, 1991)."""
+"""After so many permutations with a distance at least as large as the window's, there is no alarm,
+and the test of the window ends (Besag & Clifford, 1991)."""
 _ONE = "features"
 """The name of a single feature space."""
 
@@ -101,7 +101,7 @@ class FeatureDrift:
             self._reference[name] = features[order[:rows]]
         self.level = delta / (windows * len(self._reference))
         """The p-value at or below which a window raises the alarm."""
-        # Ten times as many as the level takes, so that an alarm does not hang on a single one.
+        # Ten times as many as the level takes, so that no alarm depends on a single permutation.
         self._permutations = max(2 * _ENOUGH, math.ceil(10 / self.level))
         self._waiting: dict[str, list[Tensor]] = {name: [] for name in self._reference}
         self._num_waiting = 0
@@ -193,21 +193,22 @@ class FeatureDrift:
         observed = -weights @ distances @ weights
         # Equal distances count as at least as large, whatever they were rounded to.
         tolerance = 1e-9 * float(distances.max())
-        at_least = 0
+        num_as_large = 0
         done = 0
         while done < self._permutations:
             count = min(_BLOCK, self._permutations - done)
             permuted = self._permuted(weights, count)
             values = -(permuted * (distances @ permuted)).sum(dim=0)
-            is_at_least = values >= observed - tolerance
-            found = at_least + is_at_least.cumsum(0)
-            if found[-1] >= _ENOUGH:
-                # There is no alarm. Ending here keeps the p-value valid, for the number of draws.
-                draws = done + 1 + int((found >= _ENOUGH).int().argmax())
-                return max(0.0, float(observed)), _ENOUGH / draws
-            at_least = int(found[-1])
+            is_as_large = values >= observed - tolerance
+            # After each permutation of this block, how many were as large so far.
+            so_far = num_as_large + is_as_large.cumsum(0)
+            if so_far[-1] >= _ENOUGH:
+                # The p-value stays valid, since it counts the permutations drawn until here.
+                place = int((so_far >= _ENOUGH).int().argmax())
+                return max(0.0, float(observed)), _ENOUGH / (done + place + 1)
+            num_as_large = int(so_far[-1])
             done += count
-        return max(0.0, float(observed)), (1 + at_least) / (1 + self._permutations)
+        return max(0.0, float(observed)), (1 + num_as_large) / (1 + self._permutations)
 
     def _permuted(self, weights: Tensor, count: int) -> Tensor:
         """(N, count) the weights (N,) in random orders."""

@@ -102,7 +102,8 @@ class Monitor(StreamMonitor):
                     "a threshold by predicted class cannot judge scores alone: give a Decision, or"
                     " is_ood"
                 )
-            scores = scores if scores.is_floating_point() else scores.double()
+            if not scores.is_floating_point():
+                scores = scores.double()
             is_ood = self.threshold.is_ood(scores.to(self.threshold.value.device))
         flags = as_tensor(is_ood).detach().cpu()
         if flags.shape != scores.shape or flags.dtype != torch.bool:
@@ -197,7 +198,7 @@ class _Collector:
         self.prefix = prefix
 
     def describe(self) -> Iterator[Any]:
-        # It tells the registry the names, so that it refuses a second monitor under them.
+        # From these names the registry knows to refuse a second monitor with the same prefix.
         return self.collect()
 
     def collect(self) -> Iterator[Any]:

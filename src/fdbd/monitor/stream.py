@@ -132,8 +132,8 @@ class StreamMonitor:
 
     def reset(self, why: str = "reset") -> None:
         """Restart window and drift test and take the alarm back; the totals go on. After an alarm
-        the bound does not hold again (calibration scores that gave a false one are likely to give
-        another): calibrate the guard on fresh data, and start a new monitor.
+        the bound no longer holds, since calibration scores that gave one false alarm are likely to
+        give another: calibrate the guard on fresh data, and start a new monitor.
 
         `why` is kept in `beginnings`, with the time and the alarm that was taken back."""
         with self._lock:
@@ -244,8 +244,9 @@ class _Restored(NamedTuple):
         alarm_at = values["alarm_at"]
         if alarm_at is not None:
             alarm_at = _whole("alarm_at", alarm_at)
-        is_consistent = ood <= samples and len(flags) <= samples
-        if not is_consistent or (alarm_at is not None and not 1 <= alarm_at <= samples):
+        if ood > samples or len(flags) > samples:
+            raise ValueError("its counts do not fit each other")
+        if alarm_at is not None and not 1 <= alarm_at <= samples:
             raise ValueError("its counts do not fit each other")
         reference = array("d")
         try:
@@ -301,9 +302,10 @@ def _read_beginnings(values: object) -> list[dict[str, object]]:
         is_text = isinstance(why, str) and len(why) <= _LONGEST_REASON
         if not is_text or not isinstance(moment, float) or not math.isfinite(moment):
             raise ValueError("its beginnings cannot be read")
-        beginning = {"time": moment, "why": why, "samples": _whole("samples", value.get("samples"))}
-        beginning["alarm_at"] = None if alarm_at is None else _whole("alarm_at", alarm_at)
-        found.append(beginning)
+        if alarm_at is not None:
+            alarm_at = _whole("alarm_at", alarm_at)
+        samples = _whole("samples", value.get("samples"))
+        found.append({"time": moment, "why": why, "samples": samples, "alarm_at": alarm_at})
     if not found:
         found.append(_beginning("restored from a state that does not say when it began", 0, None))
     return found

@@ -39,8 +39,8 @@ log = logging.getLogger("fdbd.serve")
 DEFAULTS = Settings()
 
 _LARGE_ANSWER = 65_536
-"""Bytes of an answer from which on the server waits for its client before it takes more; it does
-not take a smaller one into account."""
+"""Bytes of an answer from which on the server waits until its client has read it before it takes
+more. A smaller answer it takes at once."""
 _OWN_PORT = "fdbd.own_port"
 """Key of an ASGI scope: the request came by the port for metrics."""
 
@@ -119,6 +119,7 @@ class App:
         )
         scope[KEY] = asked
         scope["app"] = self
+        # The client has left, unless an answer begins.
         status = 499
 
         async def send_with_id(message: Message) -> None:
@@ -154,7 +155,8 @@ class App:
             await self._router(scope, receive, send)
             return None
         except HTTPException as error:
-            refusal = JSONResponse({"error": error.detail}, error.status_code, error.headers)
+            await self._take_the_rest(request, asked)
+            return JSONResponse({"error": error.detail}, error.status_code, error.headers)
         except ClientDisconnect:
             return _refusal(499, "the client left before its request was whole")
         except ModelFailure:
@@ -170,14 +172,18 @@ class App:
         except Exception as error:
             log.error("a request failed: %r", error, exc_info=error)
             return _refusal(500, "the service could not answer; its log says why")
-        if not asked.has_whole_body and request.method not in ("GET", "HEAD"):
-            try:
-                asked.has_whole_body = await read_the_rest(request)
-            except asyncio.CancelledError:
-                if not asked.deadline.has_passed:
-                    raise
-                asked.deadline.acknowledge()
-        return refusal
+
+    async def _take_the_rest(self, request: Request, asked: Asked) -> None:
+        """Read the rest of a body that is refused, until the deadline: many clients read no answer
+        before they have sent everything."""
+        if asked.has_whole_body or request.method in ("GET", "HEAD"):
+            return
+        try:
+            asked.has_whole_body = await read_the_rest(request)
+        except asyncio.CancelledError:
+            if not asked.deadline.has_passed:
+                raise
+            asked.deadline.acknowledge()
 
     def _check(self, request: Request) -> None:
         path = request.scope["path"]
@@ -203,7 +209,7 @@ class App:
     def _note(self, scope: Scope, asked: Asked, status: int, seconds: float) -> None:
         path = self._known_path(scope)
         name = asked.guard or self.guards.default
-        # A guard that is not loaded counts nothing.
+        # A guard that is not loaded has nothing to count with.
         with contextlib.suppress(HTTPException):
             watch = self.guards.get(name).watch
             if watch is not None:
@@ -213,7 +219,8 @@ class App:
             log.info({**line, "seconds": round(seconds, 6), **asked.log})
 
     def _known_path(self, scope: Scope) -> str:
-        """The path for the metrics, which must not have as many as clients can invent."""
+        """The path as the metrics count it: "other" for paths that clients invent, of which there
+        is no end."""
         path: str = scope["path"]
         if scope.get("endpoint") is None:
             return "other"

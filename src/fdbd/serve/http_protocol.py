@@ -60,8 +60,9 @@ class _Parser(httptools.HttpRequestParser):
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            if self._protocol.transport.is_closing():
-                return  # it was refused
+            was_refused = self._protocol.transport.is_closing()
+            if was_refused:
+                return
             (place,) = offer.args
             head = self._protocol.head_without_offer()
             self._protocol.parser = _Parser(self._protocol)
@@ -161,16 +162,19 @@ class BoundedProtocol(HttpToolsProtocol):
             if is_overdue and now - self._closing_since > _GRACE_SECONDS:
                 self._abort()
             return
-        is_between_requests = self._first_byte is None
-        answers = self.cycle is not None and not self.cycle.response_complete
-        if answers:
+        is_being_answered = self.cycle is not None and not self.cycle.response_complete
+        if is_being_answered:
             if is_overdue:
                 self._abort()
-        elif is_between_requests:
+            return
+        is_between_requests = self._first_byte is None
+        if is_between_requests:
+            # After a first request, uvicorn's own timer closes a connection that is kept for more.
             has_asked_nothing = self.cycle is None
             if has_asked_nothing and now - self._opened > self.settings.header_timeout:
                 self.transport.close()
-        elif now - self.waits_since > self.settings.header_timeout:
+            return
+        if now - self.waits_since > self.settings.header_timeout:
             seconds = f"{self.settings.header_timeout:g}"
             self.refuse(408, f"the headers were not complete within {seconds} s")
 
@@ -240,10 +244,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse_header()
             return
         if self.parser.get_method() == b"CONNECT":
-            self.refuse(405, "this is no proxy: there is nothing to connect to")
+            self.refuse(405, "this is not a proxy: there is nothing to connect to")
             return
         if self.parser.should_upgrade():
-            return  # it comes again without the offer
+            # It is parsed once more, without the offer.
+            return
         if len(self.pipeline) >= PIPELINE:
             self.refuse(400, f"at most {PIPELINE} requests may be sent ahead")
             return
@@ -276,11 +281,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         is_answering = self.cycle is not None and not self.cycle.response_complete
+        has_begun = is_answering and (self.cycle.response_started or not self.cycle.more_body)
         has_unread = self.transport.get_write_buffer_size() > 0
-        if has_unread or (
-            is_answering and (self.cycle.response_started or not self.cycle.more_body)
-        ):
-            # An answer here would not be read, or be taken for that of the request before.
+        if has_unread or has_begun:
+            # An answer here would not be read, or would be taken for that of the request before.
             self._abort()
             return
         if self._first_byte is not None:

@@ -56,7 +56,8 @@ class Service:
     window: int = 1000
     webhook: str | None = None
     shadow: str | None = None
-    """The file of a guard that decides the same as the first one and is only recorded."""
+    """The file of a guard that decides on what the first one is asked; its decisions are only
+    recorded."""
     decisions: str | None = None
     """The folder of the records of decisions; None: none are written."""
     decisions_bytes: int = 1_000_000_000
@@ -359,7 +360,8 @@ class _Supervisor:
         say_where(self._host, self._port)
 
     def _start(self) -> connection.Connection:
-        """Start one process; what it says once it answers, or cannot."""
+        """Start one process. Returns the connection on which it reports that it answers, or why it
+        cannot."""
         receiving, sending = self._spawn.Pipe(duplex=False)
         arguments = (self._service, self._host, self._port, self._orders, sending)
         process = self._spawn.Process(target=_work, args=arguments)
@@ -379,7 +381,8 @@ class _Supervisor:
                 if not self._is_ending:
                     message = "a process ended and is replaced"
                     log.warning({"message": message, "exit_code": process.exitcode})
-                    # One that cannot start does not take the processor from the others.
+                    # Not at once: a process that cannot start would take the processor from the
+                    # others.
                     time.sleep(0.2)
                     self._start()
             if self._is_ending:
@@ -415,16 +418,16 @@ def _next_report(report: connection.Connection, deadline: float) -> dict[str, st
 def _work(
     service: Service, host: str, port: int, orders: Orders, report: connection.Connection
 ) -> None:
-    """One of several processes. Each has a socket of its own, among which the system shares new
-    connections out: with a common one, a burst of them may all end at the process that wakes
-    first."""
+    """One of several processes. Each has a socket of its own, and the system spreads new
+    connections over them: on one common socket, the process that wakes first might take a whole
+    burst."""
     # Ctrl-C reaches the supervisor, which ends the others by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _log_json()
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
 
     def is_up(app: App) -> None:
-        # Nobody listens to a process that replaces another.
+        # Nobody reads the report of a process that replaces another.
         with contextlib.suppress(OSError):
             report.send({"what": _describe_all(app)})
 
