@@ -44,7 +44,7 @@ class CsvFeatures(FeatureRows):
         for name in ("y", "label"):
             if name in self._file.columns:
                 present.append(name)
-        self._choose(present)
+        self._choose_columns(present)
         self._counts = counts
         for name in ("features", "logits"):
             self._file.require(self._numbered(name), "their count")

@@ -118,8 +118,9 @@ class FeatureRows(ABC):
         self._stamp = stamp(path)
         self._len = 0
 
-    def _choose(self, names: Sequence[str]) -> None:
-        """Set which columns are read, in order, and which of them holds the true classes."""
+    def _choose_columns(self, names: Sequence[str]) -> None:
+        """Of the columns of a file, set those that are read, in order, and the one of them that
+        holds the true classes."""
         self._label = "y" if "y" in names else "label"
         self._names = [name for name in ("features", "logits", self._label) if name in names]
 
@@ -141,7 +142,10 @@ class FeatureRows(ABC):
         return cut(range(len(self)), size)
 
     def _columns(self, labels: bool) -> list[str]:
-        return [name for name in self._names if labels or name != self._label]
+        """The columns to read, with or without that of the true classes."""
+        if labels:
+            return self._names
+        return [name for name in self._names if name != self._label]
 
     def _check_width(self, name: str, found: int, widths: Widths) -> None:
         expected = getattr(widths, name)
@@ -184,7 +188,7 @@ class NpzFeatures(FeatureRows):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        self._choose(array_names(path))
+        self._choose_columns(array_names(path))
         self._arrays = self._open(labels=False)
         self._len = len(self._arrays["features"])
         self.is_sequential = any(array.is_compressed for array in self._arrays.values())
@@ -250,7 +254,7 @@ class ParquetFeatures(FeatureRows):
             if len(groups) != file.metadata.num_row_groups:
                 raise ValueError("its footer is damaged: its row groups cannot be told apart")
             counts = [group.rows for group in groups]
-        self._choose(schema.names)
+        self._choose_columns(schema.names)
         self._check_names(schema.names)
         self._starts = [0, *itertools.accumulate(counts)]
         self._len = self._starts[-1]
@@ -316,9 +320,8 @@ class ParquetFeatures(FeatureRows):
                     raise ValueError(f"{self.source}, rows {start} to {stop}: {what}")
         if labels and self._label in self._types:
             kind = self._types[self._label]
-            self._check_label(
-                kind, types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-            )
+            is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+            self._check_label(kind, is_number)
 
     def spans(self, size: int) -> list[range]:
         spans = []

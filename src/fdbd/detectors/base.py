@@ -168,29 +168,27 @@ class Detector(Configured):
     def prepare(self, batch: Batch) -> Batch:
         """The batch as the formula gets it: checked shapes, the dtype of the fit, logits if the
         formula reads them."""
-        needs = self.needs
         head = self.head
         dtype = head.weight.dtype
-        logits = batch.logits
         is_bare = batch.views is None and batch.perturbed is None and batch.layers is None
-        if needs.network and is_bare:
+        if is_bare and self.needs.network:
             raise ValueError(self._through_a_guard("guard(images)"))
         features = as_matrix(
             batch.features, head.num_features, "features", "the head's input", dtype
         )
         if head.is_cosine:
             features = unit_rows(features)
-        if needs.logits:
-            if logits is None:
-                logits = nn.functional.linear(features, head.weight, head.bias)
-            else:
-                logits = as_matrix(logits, head.num_classes, "logits", "the head's classes", dtype)
+        logits = batch.logits
+        if self.needs.logits:
+            logits = _prepared_logits(logits, features, head)
+        # Logits that the formula does not read are passed on as they were given, perhaps an array.
         if isinstance(logits, Tensor) and logits.shape[0] != features.shape[0]:
             raise ValueError(
                 f"{features.shape[0]} rows of features but {logits.shape[0]} rows of logits"
             )
-        if batch.layers is not None or batch.views is not None or batch.perturbed is not None:
+        if not is_bare:
             batch = self._other_parts(batch, head)
+        # The usual case, and a copy takes longer than the score of one row.
         if features is batch.features and logits is batch.logits:
             return batch
         return batch._replace(features=features, logits=logits)
@@ -317,6 +315,13 @@ class Detector(Configured):
         for name in needs.layers:
             parts.append(as_tensor((batch.layers or {})[name]))
         return parts
+
+
+def _prepared_logits(logits: Tensor | None, features: Tensor, head: Head) -> Tensor:
+    """(N, C) the logits that were given, or else the head's, in the dtype of the fit."""
+    if logits is None:
+        return nn.functional.linear(features, head.weight, head.bias)
+    return as_matrix(logits, head.num_classes, "logits", "the head's classes", head.weight.dtype)
 
 
 def _all_are_plain(scores: Tensor, read: list[Tensor]) -> bool:

@@ -4,6 +4,7 @@ import difflib
 import fnmatch
 import inspect
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from fdbd.core.configuration import parameters_of, registered
@@ -74,14 +75,18 @@ def create(name: str, **options: object) -> Detector:
       (detector): FDBD(normalizer='norm', nearest=None)
     )
     """
-    kinds = _kinds(name)
-    options_of_parts, of_shaped = _options_by_part(name, kinds, options)
-    detector_kind = kinds.pop()
-    detector: Any = detector_kind(**options_of_parts.pop())
+    *shapings, detector_kind = _kinds(name)
+    takers = [*shapings, detector_kind]
+    if shapings:
+        takers.append(Shaped)
+    options_of = _options_by_taker(name, takers, options)
+    detector: Any = detector_kind(**options_of[len(shapings)])
+    if not shapings:
+        return detector  # type: ignore[no-any-return]
+    of_shaped = options_of[-1]
     # From the inside to the outside: the last shaping stands next to the detector.
-    while kinds:
-        kind = kinds.pop()
-        shaping = create_shaping(kind.name, detector_kind, **options_of_parts.pop())
+    for place in reversed(range(len(shapings))):
+        shaping = create_shaping(shapings[place].name, detector_kind, **options_of[place])
         detector = Shaped(shaping, detector, **of_shaped)
         # `mean` is about the detector, so it goes to the shaping next to it alone.
         of_shaped = {}
@@ -107,7 +112,7 @@ def create_shaping(
     given = dict(options)
     if before is not None and issubclass(before, FDBD) and kind.name in PERCENTILES_BEFORE_FDBD:
         given.setdefault("percentile", PERCENTILES_BEFORE_FDBD[kind.name])
-    [of_shaping], _ = _options_by_part(shaping, [kind], given)
+    [of_shaping] = _options_by_taker(shaping, [kind], given)
     return kind(**of_shaping)
 
 
@@ -172,31 +177,34 @@ def _find(part: str) -> type[Configured]:
     raise ValueError(f"unknown detector {part!r:.80}; {hint}")
 
 
-def _options_by_part(
-    name: str, kinds: list[type[Configured]], options: dict[str, Any]
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The options of each part, and those of `Shaped` itself."""
-    titles = [kind.name for kind in kinds]
-    accepted = [set(parameters_of(kind)) for kind in kinds]
-    has_shaping = len(kinds) > 1
-    titles.append(Shaped.name)
-    accepted.append({"mean"} if has_shaping else set())
-    by_part: list[dict[str, Any]] = [{} for _ in accepted]
+def _options_by_taker(
+    name: str, kinds: Sequence[type[Configured]], options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The options of each of the classes; ValueError for one that none takes, or several do."""
+    accepted = [_accepted_options(kind) for kind in kinds]
+    options_of: list[dict[str, Any]] = [{} for _ in kinds]
     for option, value in options.items():
-        takers = [index for index, names in enumerate(accepted) if option in names]
-        if not takers:
+        places = [place for place, names in enumerate(accepted) if option in names]
+        if not places:
             known = ", ".join(sorted(set().union(*accepted)))
             raise ValueError(
                 f"{name!r} has no option {option!r}; its options are {known or 'none'}"
             )
-        if len(takers) > 1:
-            who = " and ".join(titles[index] for index in takers)
+        if len(places) > 1:
+            who = " and ".join(kinds[place].name for place in places)
             raise ValueError(
                 f"{option!r} is an option of {who}: compose the classes instead, such as "
                 "Shaped(ReAct(80), Energy())"
             )
-        by_part[takers[0]][option] = value
-    return by_part[:-1], by_part[-1]
+        options_of[places[0]][option] = value
+    return options_of
+
+
+def _accepted_options(kind: type[Configured]) -> set[str]:
+    """Options that go to a class; the name itself says what a `Shaped` is made of."""
+    if issubclass(kind, Shaped):
+        return {"mean"}
+    return set(parameters_of(kind))
 
 
 def _is_made_without_options(kind: type[Configured]) -> bool:

@@ -92,8 +92,8 @@ class Shaped(Detector):
         yield from self.shaping.passes(head)
         if self.mean == "shaped":
             assert isinstance(self.detector, FDBD)
-            mean = (yield Mean(head.num_features)).mean()
-            self.detector.set_mean(self._shaped_mean(mean))
+            raw = yield Mean(head.num_features)
+            self.detector.set_mean(self._shaped_mean(raw.mean()))
             return
         # The detector's own passes, each over shaped training data.
         program = self.detector.passes(head)

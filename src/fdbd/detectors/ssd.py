@@ -88,20 +88,23 @@ class SSD(SharedCovariance):
 
     def passes(self, head: Head) -> Passes:
         width = head.num_features
-        count = head.num_classes if self.clusters == "class" else int(self.clusters)
         if self.clusters == "class":
-            prepare = with_unit_features
+            count = head.num_classes
+            labelled = with_unit_features
         elif self.clusters == 1:
-            prepare = partial(in_clusters, torch.zeros(1, width, dtype=torch.float64))
+            count = 1
+            labelled = partial(in_clusters, torch.zeros(1, width, dtype=torch.float64))
         else:
+            count = int(self.clusters)
             centers = yield from kmeans(count, width, self.iterations)
-            prepare = partial(in_clusters, centers)
-        if self.shrinkage == 1 or count * width**2 > LARGEST_TABLE:
-            shared = yield Transformed(ClassMoments(count, width), prepare)
+            labelled = partial(in_clusters, centers)
+        num_entries = count * width**2
+        if self.shrinkage == 1 or num_entries > LARGEST_TABLE:
+            shared = yield Transformed(ClassMoments(count, width), labelled)
             self.set_shared_covariance(shared.statistic)
             self.set_buffers(shrinkages=torch.ones(len(self.means)))
         else:
-            own = yield Transformed(ClusterMoments(count, width), prepare)
+            own = yield Transformed(ClusterMoments(count, width), labelled)
             self._set_own_covariances(own.statistic)
 
     def _set_own_covariances(self, moments: ClusterMoments) -> None:

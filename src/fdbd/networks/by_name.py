@@ -124,12 +124,10 @@ def model_by_name(
             "trust it (--trust-model), or name the model yourself"
         )
     published = _find_published(name, trust, head)
-    origin: dict[str, Any] = {"name": _absolute(name)}
     if checkpoint is not None:
         if published is not None and published.architecture is None:
             raise ValueError(f"{name} has its own weights: leave the checkpoint out")
         checkpoint = _find_checkpoint(os.fspath(checkpoint))
-        origin["checkpoint"] = os.path.abspath(checkpoint)
         built = _with_checkpoint(name, published, checkpoint, num_classes)
     elif published is not None and _has_classes(published, num_classes):
         built = _Built(
@@ -137,27 +135,38 @@ def model_by_name(
         )
     else:
         built = _without_weights(name, num_classes, allow_untrained)
-    if built.num_classes is not None:
-        origin["num_classes"] = built.num_classes
-    origin["weights"] = weights_hash(built.model)
+    own_preprocess = None
     tokenizer = None
-    if published is not None and published.tokenizer is not None:
+    if published is not None:
+        own_preprocess = published.preprocess
         tokenizer = published.tokenizer
-        origin["tokenizer"] = tokenizer.to_dict()
     if preprocess is not None:
-        prepared: Preprocess | None = Preprocess.parse(preprocess)
-    else:
-        prepared = None if published is None else published.preprocess
+        own_preprocess = Preprocess.parse(preprocess)
     return NamedModel(
         model=built.model.eval().to(choose_device(device)),
         weights=built.weights,
         num_classes=built.num_classes,
-        preprocess=prepared,
+        preprocess=own_preprocess,
         class_names=built.class_names,
         untrained=built.untrained,
-        origin=origin,
+        origin=_origin(name, checkpoint, built, tokenizer),
         tokenizer=tokenizer,
     )
+
+
+def _origin(
+    name: str, checkpoint: str | None, built: _Built, tokenizer: TextTokenizer | None
+) -> dict[str, Any]:
+    """What a guard file keeps, to build the model again and to know that it is the same."""
+    origin: dict[str, Any] = {"name": _absolute(name)}
+    if checkpoint is not None:
+        origin["checkpoint"] = os.path.abspath(checkpoint)
+    if built.num_classes is not None:
+        origin["num_classes"] = built.num_classes
+    origin["weights"] = weights_hash(built.model)
+    if tokenizer is not None:
+        origin["tokenizer"] = tokenizer.to_dict()
+    return origin
 
 
 def _has_classes(published: _Published, num_classes: int | None) -> bool:

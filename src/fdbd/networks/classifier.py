@@ -312,27 +312,29 @@ class Classifier(nn.Module):
         if features.ndim == 2:
             return features, logits, None
         num_classes, num_features = self._found.size(name)
-        given = output_logits(output)
+        final = output_logits(output)
         # A small image may have a map of one position, which the model then enlarges.
-        is_enlarged = given is not None and given.ndim == 4 and given.shape[2:].numel() > 1
+        is_enlarged = final is not None and final.ndim == 4 and final.shape[2:].numel() > 1
         has_one_row = features.ndim > 2 and features.shape[1:].numel() == num_features
         if has_one_row and not is_enlarged:
             return features.flatten(1), logits.flatten(1), None
-        keeps_token = given is not None and given.shape == (features.shape[0], num_classes)
-        if features.ndim == 3 and given is not None and keeps_token:
-            return _kept_token(features, logits, given), given, None
-        is_map = isinstance(self._found.layers[name], nn.Conv2d) and features.ndim == 4
-        # A model that pools after its head gives a matrix; one that ends in masks names its head.
-        ends_in_maps = given is not None and given.ndim > 2
-        if is_map and (ends_in_maps or (given is None and self._is_explicit)):
-            grid = Grid.from_maps(features)
-            return grid.to_rows(features), grid.to_rows(logits), grid
-        if is_map and _holds_maps(output, num_classes):
-            raise ValueError(
-                f"the model gives a dict with {', '.join(map(repr, output))}, expected maps of "
-                f"logits under 'out' or 'logits': pass head={name!r} to take the output of its "
-                "last 1×1 convolution as logits, or name another layer"
-            )
+        has_tokens = features.ndim == 3
+        if has_tokens and final is not None and final.shape == (len(features), num_classes):
+            return _kept_token(features, logits, final), final, None
+        if isinstance(self._found.layers[name], nn.Conv2d) and features.ndim == 4:
+            # A model that pools after its head ends in a matrix, for which there are no rows.
+            ends_in_maps = final is not None and final.ndim > 2
+            # What a model makes of its maps (masks, say) is not asked if its head was named.
+            is_named = final is None and self._is_explicit
+            if ends_in_maps or is_named:
+                grid = Grid.from_maps(features)
+                return grid.to_rows(features), grid.to_rows(logits), grid
+            if _holds_maps(output, num_classes):
+                raise ValueError(
+                    f"the model gives a dict with {', '.join(map(repr, output))}, expected maps of "
+                    f"logits under 'out' or 'logits': pass head={name!r} to take the output of its "
+                    "last 1×1 convolution as logits, or name another layer"
+                )
         raise ValueError(
             f"the head {name!r} saw an input of shape {tuple(features.shape)}, expected "
             f"(N, {num_features}) or (N, {num_features}, 1, 1): one prediction per sample, after "
@@ -350,8 +352,10 @@ class Classifier(nn.Module):
                 " H, W)"
             )
         if output.ndim == 3 or name in self._channels_last:
-            return output.flatten(1, -2).mean(1)
-        return output.flatten(2).mean(2) if output.ndim > 2 else output
+            return output.flatten(1, -2).mean(dim=1)
+        if output.ndim == 2:
+            return output
+        return output.flatten(2).mean(dim=2)
 
     def _remove_hooks_at_end(self) -> None:
         for handle in self._handles:
@@ -442,27 +446,40 @@ _SWITCHED: dict[int, _SwitchedModel] = {}
 def _eval_mode(model: nn.Module) -> Iterator[None]:
     """A training model in eval mode; the last call under way restores the mode of each
     submodule."""
-    key = id(model)
     with _MODE_LOCK:
-        if model.training and key not in _SWITCHED:
-            _SWITCHED[key] = _SwitchedModel(set())
-        switched = _SWITCHED.get(key)
-        if switched is not None:
-            switched.calls += 1
-            if model.training:
-                switched.training.update(each for each in model.modules() if each.training)
-                model.eval()
+        switched = _switch_to_eval(model)
     try:
         yield
     finally:
         if switched is not None:
             with _MODE_LOCK:
-                switched.calls -= 1
-                if switched.calls == 0:
-                    del _SWITCHED[key]
-                    model.train()
-                    for module in model.modules():
-                        module.training = module in switched.training
+                _end_call(model, switched)
+
+
+def _switch_to_eval(model: nn.Module) -> _SwitchedModel | None:
+    """Counts one more call of a training model and puts it into eval mode; None for a model that
+    was in eval mode anyway."""
+    if id(model) not in _SWITCHED:
+        if not model.training:
+            return None
+        _SWITCHED[id(model)] = _SwitchedModel(set())
+    switched = _SWITCHED[id(model)]
+    switched.calls += 1
+    # During another call, someone may have put it back into training mode.
+    if model.training:
+        switched.training.update(module for module in model.modules() if module.training)
+        model.eval()
+    return switched
+
+
+def _end_call(model: nn.Module, switched: _SwitchedModel) -> None:
+    """Counts one call less; after the last one the modules have the modes they had before."""
+    switched.calls -= 1
+    if switched.calls == 0:
+        del _SWITCHED[id(model)]
+        model.train()
+        for module in model.modules():
+            module.training = module in switched.training
 
 
 def _labels_of_rows(labels: Tensor, grid: Grid | None) -> Tensor:
@@ -487,18 +504,18 @@ def _kept_token(features: Tensor, logits: Tensor, output: Tensor) -> Tensor:
 
 
 def _is_channels_last(model: nn.Module, name: str) -> bool:
-    parts = name.split(".")
-    path = [get_layer(model, ".".join(parts[:depth])) for depth in range(len(parts) + 1)]
-    if isinstance(path[-1], (nn.Conv2d, nn.BatchNorm2d)):
+    """Whether a layer gives (N, H, W, C): if it, or a module around it, says so."""
+    if isinstance(get_layer(model, name), (nn.Conv2d, nn.BatchNorm2d)):
         return False
-    return any(
-        getattr(module, "output_fmt", None) == "NHWC"
-        or (
-            type(module).__name__ == "SwinTransformer"
-            and type(module).__module__.startswith("torchvision.")
-        )
-        for module in path
-    )
+    parts = name.split(".")
+    for depth in range(len(parts) + 1):
+        module = get_layer(model, ".".join(parts[:depth]))
+        if getattr(module, "output_fmt", None) == "NHWC":
+            return True
+        kind = type(module)
+        if kind.__name__ == "SwinTransformer" and kind.__module__.startswith("torchvision."):
+            return True
+    return False
 
 
 def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
@@ -518,18 +535,7 @@ def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
     ({'input_ids': tensor([[1., 1.]])}, tensor([3]))
     """
     if isinstance(batch, Mapping):
-        inputs = {
-            key: _with_tensors(value)
-            for key, value in batch.items()
-            if key not in ("labels", "label")
-        }
-        labels = _as_labels(batch.get("labels", batch.get("label")))
-        if len(inputs) == 1:
-            name = next(iter(inputs))
-            # Names of the images in datasets, not of a model's argument.
-            if name in ("image", "images", "img") and isinstance(inputs[name], Tensor):
-                return inputs[name], labels
-        return inputs, labels
+        return _split_dict(batch)
     if not isinstance(batch, (tuple, list)):
         return _with_tensors(batch), None
     if not batch:
@@ -541,6 +547,21 @@ def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
         labels = None
     if len(batch) > 1:
         labels = _as_labels(batch[1])
+    return inputs, labels
+
+
+def _split_dict(batch: Mapping[str, Any]) -> tuple[Any, Tensor | None]:
+    """The keyword arguments in a dict, or its images if there is nothing else; and its labels."""
+    inputs = {}
+    for key, value in batch.items():
+        if key not in ("labels", "label"):
+            inputs[key] = _with_tensors(value)
+    labels = _as_labels(batch.get("labels", batch.get("label")))
+    if len(inputs) == 1:
+        [(name, only)] = inputs.items()
+        # Names of the images in datasets, not of a model's argument.
+        if name in ("image", "images", "img") and isinstance(only, Tensor):
+            return only, labels
     return inputs, labels
 
 
@@ -579,7 +600,9 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     ones."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
-    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
 
 
 def _move(inputs: Any, device: torch.device) -> Any:
@@ -669,12 +692,20 @@ def _with_tensors(value: Any) -> Any:
     return torch.from_numpy(value)
 
 
+def _are_labels(value: Any) -> bool:
+    """Whether what a loader gives beside the inputs is meant as labels: not text, a dict or a list
+    of file names."""
+    if value is None or isinstance(value, (str, bytes, Mapping)):
+        return False
+    if isinstance(value, (tuple, list)):
+        return all(isinstance(label, (int, Tensor)) for label in value)
+    return True
+
+
 def _as_labels(labels: Any) -> Tensor | None:
-    if labels is None or isinstance(labels, (str, bytes, Mapping)):
-        return None
-    if isinstance(labels, (tuple, list)) and not all(
-        isinstance(label, (int, Tensor)) for label in labels
-    ):
+    """Labels as int64; None for what is not meant as labels, ValueError for labels of a wrong
+    form."""
+    if not _are_labels(labels):
         return None
     indices = as_tensor(labels)
     # Masks of images often keep their one channel.
@@ -683,7 +714,8 @@ def _as_labels(labels: Any) -> Tensor | None:
     is_whole = not indices.is_floating_point() or not bool((indices != indices.round()).any())
     # Several labels per sample are zeros and ones, one column per label.
     is_multi_hot = indices.ndim == 2 and bool(((indices == 0) | (indices == 1)).all())
-    if not is_multi_hot and (indices.ndim not in (1, 3) or not is_whole):
+    are_indices = indices.ndim in (1, 3) and is_whole
+    if not is_multi_hot and not are_indices:
         raise ValueError(
             f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class"
             " indices (N,), zeros and ones (N, C) for a head of many labels, or maps (N, h, w) for"

@@ -13,7 +13,7 @@ from fdbd.bench import FeatureSet, Results
 from fdbd.bench.figures import Floats, Standing, deviation_profile, training_mean
 from fdbd.bench.rows import Row
 from fdbd.core.batch import Head
-from fdbd.metrics import Comparison, as_percent, auroc
+from fdbd.metrics import Comparison, Estimate, as_percent, auroc
 from fdbd.metrics.comparison import compare, influences, standard_error
 from fdbd.paper import plot
 from fdbd.paper.finding import Finding, difference, difference_of_means
@@ -295,25 +295,36 @@ def nearest_k(finding: Finding, settings: NearestK) -> None:
     models = load_models(finding)
     rows: list[list[str]] = []
     axes = finding.axes(8.5, 0.4 + 2.8 * len(models), len(models), 2)
-    for model, line in zip(models, axes):
+    for model, (left, right) in zip(models, axes):
+        title = model.title
         ks = _numbers_of_boundaries(settings.ks, model.benchmark.head.num_classes - 1)
-        finding.say(f"fdbd with {len(ks)} numbers of distances on {model.title}")
+        finding.say(f"fdbd with {len(ks)} numbers of distances on {title}")
         results = _results_of_nearest(model, ks)
         aurocs = [average(results, row.name, "auroc") for row in results.rows]
         fprs = [average(results, row.name, "fpr95") for row in results.rows]
-        finding.data[model.title] = {"k": ks, "auroc": aurocs, "fpr95": fprs}
+        finding.data[title] = {"k": ks, "auroc": aurocs, "fpr95": fprs}
         for k, of_auroc, of_fpr in zip(ks, aurocs, fprs):
-            rows.append([model.title, f"{k}", as_percent(of_auroc), as_percent(of_fpr)])
-        nearest_alone = results.rows[0].name
-        all_distances = results.rows[-1].name
-        higher_auroc = results.compare(all_distances, nearest_alone)
-        lower_fpr = difference(fprs[0], fprs[-1])
-        _decide_all_against_nearest("AUROC", aurocs, ks, higher_auroc, model.title, finding)
-        _decide_all_against_nearest("FPR95", fprs, ks, lower_fpr, model.title, finding)
-        _decide_best_is_all(aurocs, ks, results, model.title, finding)
-        _draw_over_k(line[0], "AUROC", aurocs, ks, model.title)
-        _draw_over_k(line[1], "FPR95", fprs, ks, model.title)
+            rows.append([title, f"{k}", as_percent(of_auroc), as_percent(of_fpr)])
+        _decide_on_nearest(results, ks, aurocs, fprs, title, finding)
+        _draw_over_k(left, "AUROC", aurocs, ks, title)
+        _draw_over_k(right, "FPR95", fprs, ks, title)
     finding.table(["model", "k", "average AUROC ↑", "average FPR95 ↓"], rows)
+
+
+def _decide_on_nearest(
+    results: Results,
+    ks: Sequence[int],
+    aurocs: Sequence[Estimate],
+    fprs: Sequence[Estimate],
+    title: str,
+    finding: Finding,
+) -> None:
+    """Whether all distances are better than the nearest alone, and better than any other number."""
+    higher_auroc = results.compare(results.rows[-1].name, results.rows[0].name)
+    lower_fpr = difference(fprs[0], fprs[-1])
+    _decide_all_against_nearest("AUROC", aurocs, ks, higher_auroc, title, finding)
+    _decide_all_against_nearest("FPR95", fprs, ks, lower_fpr, title, finding)
+    _decide_best_is_all(aurocs, ks, results, title, finding)
 
 
 def _draw_over_k(
@@ -379,26 +390,31 @@ def _results_of_nearest(model: EvaluatedModel, ks: list[int]) -> Results:
     """One row per k, all from one pass over the features: a detector per k would compute the same
     distances again."""
     benchmark = model.benchmark
-    head = benchmark.head
     mean = training_mean(benchmark).float()
-    norms = geometry.pairwise_norms(head)
-    rows_per_block = max(1, _BLOCK_BYTES // (64 * head.num_classes))
-    scores_of_k: list[dict[str, torch.Tensor]] = [{} for _ in ks]
+    norms = geometry.pairwise_norms(benchmark.head)
+    scores: dict[str, torch.Tensor] = {}
     for samples in model.sets:
-        parts = []
-        for batch in samples.batches(rows_per_block):
-            of_block = geometry.distances(batch.features, head, norms=norms)
-            deviations = torch.linalg.vector_norm(batch.features - mean, dim=1)
-            scores = [geometry.mean_of_nearest(of_block, k) / deviations for k in ks]
-            parts.append(torch.stack(scores))
-        by_k = torch.cat(parts, dim=1)
-        for scores_of_sets, values in zip(scores_of_k, by_k):
-            scores_of_sets[samples.name] = values
+        scores[samples.name] = _scores_of_nearest(samples, ks, benchmark.head, mean, norms)
     rows = []
-    for k, scores_of_sets in zip(ks, scores_of_k):
-        id_scores = scores_of_sets.pop(benchmark.test.name)
-        rows.append(Row.from_scores(f"k = {k}", id_scores, scores_of_sets, benchmark.positive))
+    for place, k in enumerate(ks):
+        of_k = {name: values[place] for name, values in scores.items()}
+        id_scores = of_k.pop(benchmark.test.name)
+        rows.append(Row.from_scores(f"k = {k}", id_scores, of_k, benchmark.positive))
     return Results(benchmark.setting(), rows)
+
+
+def _scores_of_nearest(
+    samples: FeatureSet, ks: list[int], head: Head, mean: torch.Tensor, norms: torch.Tensor
+) -> torch.Tensor:
+    """(K, N) fDBD's scores of N samples from the k nearest boundaries, for each of K numbers k."""
+    rows_per_block = max(1, _BLOCK_BYTES // (64 * head.num_classes))
+    blocks = []
+    for batch in samples.batches(rows_per_block):
+        distances = geometry.distances(batch.features, head, norms=norms)
+        deviations = torch.linalg.vector_norm(batch.features - mean, dim=1)
+        scores = [geometry.mean_of_nearest(distances, k) / deviations for k in ks]
+        blocks.append(torch.stack(scores))
+    return torch.cat(blocks, dim=1)
 
 
 def _overlap(first: Floats, second: Floats, bins: int = 60) -> float:

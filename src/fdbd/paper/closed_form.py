@@ -98,7 +98,8 @@ def distance_quality(finding: Finding, settings: DistanceQuality) -> None:
         gaps[model.title] = _gaps(model, settings.samples)
     _table_of_gaps(gaps, finding)
     _decide_size_of_gaps(gaps, settings.claimed, finding)
-    finding.data = {"gap": _summaries(gaps), **_race(models[0], settings, finding)}
+    finding.data = {"gap": _summaries(gaps)}
+    finding.data |= _race(models[0], settings, finding)
     _draw(gaps, finding)
 
 
@@ -159,13 +160,12 @@ def _table_of_gaps(gaps: Gaps, finding: Finding) -> None:
 
 def _decide_size_of_gaps(gaps: Gaps, claimed: float, finding: Finding) -> None:
     """Whether the gaps are as small as the paper says: on average, and for every pair."""
-    for label in ("ID", "OOD"):
-        summaries = []
-        for parts in gaps.values():
-            for name, part in parts.items():
-                is_outside = name == OUTSIDE
-                if is_outside == (label == "OOD"):
-                    summaries.append(_summary(part))
+    summaries_by_label: dict[str, list[dict[str, float]]] = {"ID": [], "OOD": []}
+    for parts in gaps.values():
+        for name, part in parts.items():
+            label = "OOD" if name == OUTSIDE else "ID"
+            summaries_by_label[label].append(_summary(part))
+    for label, summaries in summaries_by_label.items():
         means = [summary["mean"] for summary in summaries]
         largest = max(summary["maximum"] for summary in summaries)
         bound = (

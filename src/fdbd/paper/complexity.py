@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from fdbd import geometry
 from fdbd.core.batch import Batch, Head
 from fdbd.decision.guard import Guard
-from fdbd.detectors import KNN, MDS, MSP, ODIN, SSD, Detector, Energy, ViM
+from fdbd.detectors import KNN, MDS, MSP, ODIN, SSD, Energy, ViM
 from fdbd.networks.classifier import Classifier
 from fdbd.networks.factories import create
 from fdbd.paper import plot
@@ -103,23 +104,21 @@ def costs(classes: int, width: int, settings: Complexity) -> dict[str, float]:
         ALL_PAIRS: _seconds(lambda: as_printed(z, logits, predicted, norms, mean), settings),
         FOLDED: _seconds(lambda: folded.score(z, predicted), settings),
     }
-    detectors: dict[str, Detector] = {
-        "MSP": MSP(),
-        "Energy": Energy(),
-        "KNN": KNN(k=10),
-        "MDS": MDS(),
-        "SSD+": SSD(),
-        "ViM": ViM(),
-    }
-    batch = Batch(z, logits)
-    for name, detector in detectors.items():
+    train = Batch(bank, None, labels)
+    # SSD's number of clusters is a choice of its own; with one per class its covariances would not
+    # fit into memory at the largest sizes.
+    in_few_clusters = Batch(bank, None, labels % _CLUSTERS)
+    fitted = {
+        "MSP": MSP().fit(train, head),
+        "Energy": Energy().fit(train, head),
         # KNN's cost is that of its bank; the others need at least two samples per class.
-        count = settings.bank if name == "KNN" else samples
-        # SSD's number of clusters is a choice of its own; with one per class its covariances would
-        # not fit into memory at the largest sizes.
-        groups = labels % _CLUSTERS if name == "SSD+" else labels
-        detector.fit(Batch(bank[:count], None, groups[:count]), head)
-        found[name] = _seconds(lambda fitted=detector: fitted.score(batch), settings)  # type: ignore[misc]
+        "KNN": KNN(k=10).fit(train.rows(slice(0, settings.bank)), head),
+        "MDS": MDS().fit(train, head),
+        "SSD+": SSD().fit(in_few_clusters, head),
+        "ViM": ViM().fit(train, head),
+    }
+    for name, detector in fitted.items():
+        found[name] = _seconds(partial(detector.score, Batch(z, logits)), settings)
     return found
 
 
@@ -289,15 +288,16 @@ def _draw(
         (left, "C", settings.classes, over_classes),
         (right, "P", settings.widths, over_widths),
     )
-    for panel, axis, sizes, curves in panels:
+    for axis, letter, sizes, curves in panels:
         lines = {}
         for name, seconds in curves.items():
-            lines[f"{name}: slope {slopes[name][axis]:.2f}"] = [1e6 * value for value in seconds]
-        plot.curves(panel, sizes, lines, 4, colours)
+            label = f"{name}: slope {slopes[name][letter]:.2f}"
+            lines[label] = [1e6 * value for value in seconds]
+        plot.curves(axis, sizes, lines, 4, colours)
         highest = max(max(part) for part in lines.values())
         # Room for the legend.
-        panel.set_ylim(top=300 * highest)
-        panel.grid(color="#eeeeee")
+        axis.set_ylim(top=300 * highest)
+        axis.grid(color="#eeeeee")
     plot.label(
         left,
         f"C, number of classes (P = {settings.fixed_width})",

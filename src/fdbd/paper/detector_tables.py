@@ -7,6 +7,7 @@ import numpy as np
 
 from fdbd.bench import Results, Row
 from fdbd.bench.config import detectors_from
+from fdbd.bench.figures import Floats
 from fdbd.bench.rows import convention
 from fdbd.data.datasets import DatasetUnavailable
 from fdbd.detectors import KNN
@@ -227,20 +228,30 @@ def levels(results: Results, first: str, second: str, title: str) -> Statement:
 def fpr_difference(results: Results, first: str, second: str, seed: int = 0) -> Comparison:
     """Average FPR95 of the first detector minus that of the second, on the same samples; the error
     is that of a paired bootstrap, which draws the same ID and OOD samples for both."""
-    rows = [results.row(first), results.row(second)]
-    inside = [row.id_scores.double().numpy() for row in rows]
+    # (2, N) each: the scores of both detectors.
+    inside = _scores_of_both(results, first, second)
+    outside = [_scores_of_both(results, first, second, name) for name in results.setting.ood]
     random = np.random.default_rng(seed)
     differences = np.zeros(_RESAMPLES)
     for number in range(_RESAMPLES):
         # All OOD sets share their ID samples, so these are drawn once.
-        of_id = random.integers(len(inside[0]), size=len(inside[0]))
-        for name in results.setting.ood:
-            outside = [row.ood_scores[name].double().numpy() for row in rows]
-            of_ood = random.integers(len(outside[0]), size=len(outside[0]))
-            rates = [fpr_at_tpr(a[of_id], b[of_ood]) for a, b in zip(inside, outside)]
-            differences[number] += (rates[0] - rates[1]) / len(results.setting.ood)
+        drawn_id = inside[:, random.integers(inside.shape[1], size=inside.shape[1])]
+        for of_set in outside:
+            drawn_ood = of_set[:, random.integers(of_set.shape[1], size=of_set.shape[1])]
+            rate_of_first = fpr_at_tpr(drawn_id[0], drawn_ood[0])
+            rate_of_second = fpr_at_tpr(drawn_id[1], drawn_ood[1])
+            differences[number] += (rate_of_first - rate_of_second) / len(outside)
     measured = float(average(results, first, "fpr95")) - float(average(results, second, "fpr95"))
     return Comparison.from_difference(measured, float(differences.std(ddof=1)))
+
+
+def _scores_of_both(results: Results, first: str, second: str, ood: str | None = None) -> Floats:
+    """(2, N) scores of two detectors on an OOD set, None: on the ID set."""
+    scores = []
+    for row in (results.row(first), results.row(second)):
+        values = row.id_scores if ood is None else row.ood_scores[ood]
+        scores.append(values.double().numpy())
+    return np.stack(scores)
 
 
 def _both_metrics(results: Results, first: str, second: str) -> str:

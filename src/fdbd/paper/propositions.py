@@ -152,7 +152,7 @@ def proposition_1(finding: Finding, settings: PropositionOne) -> None:
     )
     falls = sum(_count_falls(averages) for averages in biased.values())
     finding.decide(
-        "With a bias on one class the regions are no cones, and the search finds radii where the "
+        "With a bias on one class the regions are not cones, and the search finds radii where the "
         "average falls",
         falls > 0,
         f"{falls} falling steps.",
@@ -263,7 +263,9 @@ def proposition_2(finding: Finding, settings: PropositionTwo) -> None:
     for size in settings.sizes:
         separated += _cases(size, settings.separated, settings, generator)
         overlapping += _cases(size, settings.overlapping, settings, generator)
-    twins = [_twins(*twin, settings.points, generator) for twin in settings.twins]
+    twins: list[Case] = []
+    for pairs, width, angle, share in settings.twins:
+        twins.append(_twins(pairs, width, angle, share, settings.points, generator))
     found = {"separated": separated, "overlapping": overlapping, "twins": twins}
 
     _table_of_ratios(found, finding)
@@ -280,7 +282,7 @@ def proposition_2(finding: Finding, settings: PropositionTwo) -> None:
     )
     violations = sum(case.ratio < 1 for case in twins)
     finding.decide(
-        "Where the class means are no simplex (twins at a small angle, still separated), a "
+        "Where the class means are not a simplex (twins at a small angle, still separated), a "
         "violation is found",
         violations > 0,
         f"In {violations} of {len(twins)} settings.",
@@ -336,11 +338,10 @@ def _decide_order(
 def _table_of_ratios(found: Mapping[str, Sequence[Case]], finding: Finding) -> None:
     rows = []
     for name, cases in found.items():
-        sizes = sorted({(case.classes, case.width) for case in cases})
-        for classes, width in sizes:
-            ratios = [
-                case.ratio for case in cases if (case.classes, case.width) == (classes, width)
-            ]
+        ratios_by_size: dict[tuple[int, int], list[float]] = {}
+        for case in cases:
+            ratios_by_size.setdefault((case.classes, case.width), []).append(case.ratio)
+        for (classes, width), ratios in sorted(ratios_by_size.items()):
             ends = [f"{min(ratios):.3f}", f"{max(ratios):.3f}"]
             rows.append([name, f"{classes}", f"{width}", f"{len(ratios)}", *ends])
     finding.table(
@@ -399,16 +400,19 @@ def _compare(
         outside = _own(band(count, means[0], angle, math.pi, generator), means)
     if len(outside) < _FEWEST:
         return None
-    return _case(means, radius, reach, angle, dense, outside, share, place)
+    return _case(
+        means, dense, outside, radius=radius, reach=reach, angle=angle, share=share, place=place
+    )
 
 
 def _case(
     means: Tensor,
+    dense: Tensor,
+    outside: Tensor,
+    *,
     radius: float,
     reach: float,
     angle: float,
-    dense: Tensor,
-    outside: Tensor,
     share: float,
     place: float = 0.0,
 ) -> Case:
@@ -457,7 +461,7 @@ def _twins(
     dense = torch.cat([band(per_mean, mean, 0.0, cap, generator) for mean in means])
     points = sphere(count, width, generator)
     outside = points[(points @ means.T).amax(dim=1) < math.cos(cap)]
-    return _case(means, 1.0, reach, cap, dense, outside, share)
+    return _case(means, dense, outside, radius=1.0, reach=reach, angle=cap, share=share)
 
 
 def kl(first: Floats, second: Floats) -> float:
@@ -466,7 +470,8 @@ def kl(first: Floats, second: Floats) -> float:
 
 
 def sides(inside: Floats, outside: Floats) -> tuple[float, float]:
-    """D(f_y‖g_y) and D(f_{y|x}‖g_{y|x}), averaged over f_x, of joint tables (x, y)."""
+    """Both sides of the proposition's inequality, for joint tables (x, y) of ID and OOD:
+    D(f_y‖g_y), and D(f_{y|x}‖g_{y|x}) averaged over f_x."""
     of_y = kl(inside.sum(axis=0), outside.sum(axis=0))
     of_x = kl(inside.sum(axis=1), outside.sum(axis=1))
     return of_y, kl(inside, outside) - of_x
@@ -685,10 +690,11 @@ def _draw_divergences(axis: plot.Axes, found: Mapping[str, Divergences]) -> None
 
 def _random_sides(random: np.random.Generator, same: bool) -> tuple[float, float]:
     """Both sides for a random pair of joint distributions, from sharp to flat."""
-    x, y = random.integers(2, 12, size=2)
+    num_x, num_y = random.integers(2, 12, size=2)
     sharpness = 10 ** random.uniform(-0.7, 1, size=2)
-    given_x = [random.dirichlet(np.full(y, sharp), size=x) + 1e-9 for sharp in sharpness]
-    marginals = random.dirichlet(np.ones(x), size=2)
+    # For ID and OOD: a row of probabilities of y for each x.
+    given_x = [random.dirichlet(np.full(num_y, sharp), size=num_x) + 1e-9 for sharp in sharpness]
+    marginals = random.dirichlet(np.ones(num_x), size=2)
     if same:
         marginals[1] = marginals[0]
     elif random.random() < 0.5:

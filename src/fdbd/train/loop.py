@@ -65,17 +65,29 @@ def train(
     max_steps: int = 0,
     **overrides: Any,
 ) -> Trained:
-    """Train a classifier by a preset's recipe, with any of its fields overridden.
+    """Train a classifier by a preset's recipe. Under `torchrun` the processes share each batch. A
+    GPU runs it under `torch.compile`, and in bfloat16 if it can.
 
-    data, test: uint8 images (N, H, W, 3) with labels (N,), as a pair of arrays or tensors, as
-    `fdbd.data.datasets.Images`, or as a dataset of single (image, label), which is read into
-    memory; without `data` the preset's dataset is loaded. out: a folder for `checkpoint.pt` (each
-    epoch, and every `checkpoint_steps` steps if given), `log.csv` and `model.safetensors`; a second
-    call with the same folder continues where the first one stopped. max_steps: stop after so many
-    steps of the recipe, and fit the head and test on no more images than were trained on: a smoke
-    run that takes every step of the way and gives a useless model; 0 for the whole recipe. Under
-    `torchrun` the processes share each batch. If there is a GPU, it is used, with `torch.compile`,
-    and with bfloat16 if it has that."""
+    Args:
+        recipe: a preset, or the name of one.
+        data: uint8 images (N, H, W, 3) with labels (N,), as a pair of arrays or tensors, as
+            `fdbd.data.datasets.Images`, or as a dataset of single (image, label), which is read
+            into memory; None: the preset's dataset.
+        test: images and labels to test on, as for `data`; None: the test images of the preset's
+            dataset if `data` is None, too, else none.
+        out: a folder for ``checkpoint.pt``, the log and ``model.safetensors``; None: nothing is
+            written.
+        device: where to train, as for `choose_device`.
+        log: "csv" for ``log.csv``, "tensorboard" or "none"; one row per epoch.
+        progress: show a bar, and a line per epoch.
+        resume: continue from the checkpoint in `out`, if there is one.
+        checkpoint_steps: write a checkpoint every so many steps, not only at the end of each
+            epoch; 0: at these alone.
+        max_steps: stop after so many steps of the recipe, and fit the head and test on no more
+            images than were trained on: a smoke run that takes every step of the way and gives a
+            useless model. 0: the whole recipe.
+        **overrides: fields of the preset to replace.
+    """
     base = preset(recipe) if isinstance(recipe, str) else recipe
     config = base.override(**overrides)
     _check(config)
@@ -83,17 +95,18 @@ def train(
     if max_steps < 0:
         raise ValueError(f"max_steps is {max_steps}, expected 0 or a number of steps")
     train_set, test_set = _load_data(config, data, test)
-    folder = None if out is None else Path(out)
-    if folder is not None:
+    folder = None
+    if out is not None:
+        folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)
     where = _own_device(device)
-    forked = [where] if where.type == "cuda" else []
-    with process_group(where), torch.random.fork_rng(forked):
+    # Training seeds torch's generators, and puts them back as they were.
+    generators_on = [where] if where.type == "cuda" else []
+    with process_group(where), torch.random.fork_rng(generators_on):
         show = progress and world()[0] == 0
         run = _Run(config, train_set, test_set, folder, where, show, max_steps)
-        checkpoint = None if folder is None else folder / "checkpoint.pt"
-        if resume and checkpoint is not None and checkpoint.exists():
-            run.restore(checkpoint)
+        if resume:
+            run.restore()
         # One process writes the log for all.
         log_folder = folder if run.rank == 0 else None
         run.fit(_Log(log, log_folder), checkpoint_steps)
@@ -197,6 +210,7 @@ class _Run:
         self.data = data
         self.test = test
         self.folder = folder
+        self.checkpoint = None if folder is None else folder / "checkpoint.pt"
         self.device = device
         self.show = show
         self.rank, self.processes = world()
@@ -467,7 +481,7 @@ class _Run:
 
     def save(self) -> None:
         """Write the state of the training to a checkpoint: tensors and plain values only."""
-        if self.folder is None or self.rank != 0:
+        if self.checkpoint is None or self.rank != 0:
             return
         state = {name: part.state_dict() for name, part in self._parts().items()}
         state |= {"config": _describe(self.config), "images": len(self.data)}
@@ -475,15 +489,18 @@ class _Run:
         state["sums"] = self.sums
         state["seconds"] = self.seconds
         state["history"] = self.history
-        with beside(self.folder / "checkpoint.pt") as draft:
+        with beside(self.checkpoint) as draft:
             # torch's own writer calls a full disk a RuntimeError.
             buffer = io.BytesIO()
             torch.save(state, buffer)
             draft.write_bytes(buffer.getbuffer())
 
-    def restore(self, path: Path) -> None:
-        """Go on from a checkpoint; another recipe's is an error that names the difference."""
-        state: dict[str, Any] = load_plain(path)
+    def restore(self) -> None:
+        """Go on from the checkpoint, if there is one; another recipe's is an error that names the
+        difference."""
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return
+        state: dict[str, Any] = load_plain(self.checkpoint)
         old = _with_defaults(json.loads(state["config"]))
         new = json.loads(_describe(self.config))
         changed = []
@@ -494,7 +511,8 @@ class _Run:
             changed.append(f"images were {state['images']}, are {len(self.data)}")
         if changed:
             raise ValueError(
-                f"{path} belongs to another training ({'; '.join(changed)}): choose another folder"
+                f"{self.checkpoint} belongs to another training ({'; '.join(changed)}): choose "
+                "another folder"
             )
         for name, part in self._parts().items():
             part.load_state_dict(state[name])

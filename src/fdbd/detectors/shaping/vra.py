@@ -1,9 +1,10 @@
 """VRA: low activations removed, high ones clipped, by each feature's own percentiles."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
@@ -61,10 +62,7 @@ class VRA(Shaping):
         last = coarse.count - 1
         low_place = self.low / 100 * last
         high_place = self.high / 100 * last
-        ranks = []
-        for place in (low_place, high_place):
-            below = int(place)
-            ranks += [below, min(below + 1, last)]
+        ranks = [*_neighbouring_ranks(low_place, last), *_neighbouring_ranks(high_place, last)]
         # The first pass finds the bin that holds each rank, the second divides that bin.
         cells = []
         ranks_in_cells = []
@@ -74,9 +72,8 @@ class VRA(Shaping):
             ranks_in_cells.append(rank_in_cell)
         fine = yield _FeatureBins(head.num_features, torch.stack(cells))
         values = [fine.value(level, rank) for level, rank in enumerate(ranks_in_cells)]
-        low_below, low_above, high_below, high_above = values
-        alpha = torch.lerp(low_below, low_above, low_place % 1)
-        beta = torch.lerp(high_below, high_above, high_place % 1)
+        alpha = torch.lerp(values[0], values[1], low_place % 1)
+        beta = torch.lerp(values[2], values[3], high_place % 1)
         if self.fit_dtype == torch.float64:
             # Bins are float32's: what was rounded up to alpha is not below.
             alpha = torch.nextafter(alpha.float(), torch.tensor(-torch.inf)).double()
@@ -90,10 +87,19 @@ class VRA(Shaping):
         return torch.minimum(features, beta).mul_(is_kept)
 
 
+def _neighbouring_ranks(place: float, last: int) -> tuple[int, int]:
+    """The ranks just below and above a place between 0 and the last rank."""
+    below = int(place)
+    return below, min(below + 1, last)
+
+
 class _FeatureBins(Additive):
-    """Counts of each feature's values by the leading bits of their float32 pattern, or, for values
-    whose leading bits are `cells` (L, P), by the bits that follow: two such passes find L order
-    statistics of every feature."""
+    """Histograms of each feature's values over the bits of their float32 pattern: two passes of
+    them find L order statistics of every feature.
+
+    The first pass (no `cells`) counts all values by their leading bits. The second counts, for each
+    of the L levels, the values whose leading bits are `cells` (L, P), by the bits that follow.
+    """
 
     sums = ("count", "counts")
 
@@ -111,20 +117,24 @@ class _FeatureBins(Additive):
     def update(self, batch: Batch) -> None:
         self.count += batch.features.shape[0]
         width, bins = self.counts.shape[1:]
-        columns = np.arange(width) * bins
+        # Bins of all features are numbered in one sequence, feature by feature.
+        first_bins = np.arange(width) * bins
         for piece in batch.features.split(4096):
-            leading = ordered_bits(piece) >> (32 - _COARSE)
+            bits = ordered_bits(piece)
             # The patterns are signed; bins count from 0.
-            leading += 1 << (_COARSE - 1)
+            leading = (bits >> (32 - _COARSE)) + (1 << (_COARSE - 1))
             if self.cells is None:
-                places = [(leading + columns).reshape(-1)]
-            else:
-                following = (ordered_bits(piece) >> (32 - _COARSE - _FINE)) & (bins - 1)
-                places_of_following = following + columns
-                places = [places_of_following[leading == cell] for cell in self.cells.numpy()]
-            for level, found in enumerate(places):
-                counts = np.bincount(found, minlength=width * bins)
-                self.counts[level] += torch.from_numpy(counts.reshape(width, bins))
+                self._count(0, (first_bins + leading).reshape(-1))
+                continue
+            following = (bits >> (32 - _COARSE - _FINE)) & (bins - 1)
+            for level, cell in enumerate(self.cells.numpy()):
+                self._count(level, (first_bins + following)[leading == cell])
+
+    def _count(self, level: int, bins: NDArray[Any]) -> None:
+        """Add one to each of these bins, numbered over all features, of a level."""
+        shape = self.counts.shape[1:]
+        counts = np.bincount(bins, minlength=shape.numel())
+        self.counts[level] += torch.from_numpy(counts.reshape(shape))
 
     def find(self, rank: int | Tensor, level: int = 0) -> tuple[Tensor, Tensor]:
         """(P,) the bin that holds each feature's value of this rank, and its rank within the
