@@ -370,6 +370,87 @@ def test_a_threshold_from_single_rows_decides_on_no_map() -> None:
         guard.calibrate([images, rows], tpr=0.95, progress=False)
 
 
+class PlainSegmenter(nn.Module):
+    """A map of a quarter of the images' sides, which is not enlarged: a small image has a map of
+    one position, whose shape is that of a prediction for the whole image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Conv2d(3, 12, 4, stride=4)
+        self.classifier = nn.Conv2d(12, CLASSES, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps: Tensor = self.classifier(self.body(images).relu())
+        return maps
+
+
+def small(images: Tensor) -> Tensor:
+    return images[:, :, :4, :4]
+
+
+@pytest.mark.parametrize("detector", ["fdbd", "msp"])
+def test_a_map_of_one_position_is_decided_as_a_map_by_a_guard_of_maps(
+    detector: str, tmp_path: Path
+) -> None:
+    guard = fdbd.Guard(PlainSegmenter().eval(), detector)
+    guard.fit(make_images(60, seed=1), progress=False)
+    guard.calibrate(make_images(80, seed=2), alpha=0.1, progress=False)
+    images = make_images(5, seed=3)
+    decision = guard(small(images))
+    assert isinstance(decision, MapDecision)
+    assert decision.is_ood.shape == guard.score(small(images)).shape == (5, 1, 1)
+    # The position sees these pixels alone, so it is the first one of the larger map.
+    torch.testing.assert_close(decision.scores, guard(images).scores[:, :1, :1])
+    path = tmp_path / "guard.safetensors"
+    guard.save(path)
+    again = fdbd.load(path, PlainSegmenter().eval())(small(images))
+    assert torch.equal(again.is_ood, decision.is_ood)
+
+
+def test_a_file_from_before_maps_were_noted_decides_on_one_position(tmp_path: Path) -> None:
+    guard = fdbd.Guard(PlainSegmenter().eval()).fit(make_images(60, seed=1), progress=False)
+    guard.calibrate(make_images(80, seed=2), alpha=0.1, progress=False)
+    path = tmp_path / "guard.safetensors"
+    guard.save(path)
+    description, tensors = artifact.read(path)
+    del description["sha256"], description["gives_maps"]
+    artifact.write(path, description, tensors)
+    again = fdbd.load(path, PlainSegmenter().eval())
+    assert again(small(make_images(5, seed=3))).is_ood.shape == (5, 1, 1)
+    artifact.write(path, {**description, "gives_maps": "yes"}, tensors)
+    with pytest.raises(fdbd.ArtifactError, match="expected true or false"):
+        fdbd.load(path, PlainSegmenter().eval())
+
+
+def test_fit_and_calibration_take_images_of_several_sizes_with_label_maps() -> None:
+    images = make_images(60, seed=1)
+    labels = PlainSegmenter()(images).argmax(dim=1)
+    pixels = labels.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
+    guard = fdbd.Guard(PlainSegmenter().eval(), "mds")
+    guard.fit([(images, pixels), (small(images) + 0.1, small(pixels[:, None])[:, 0])])
+    fresh = make_images(80, seed=2)
+    guard.calibrate([(small(fresh), torch.zeros(80, 4, 4).long()), fresh + 0.1], alpha=0.1)
+    assert guard.map_threshold is not None
+    assert guard.map_threshold.count == 160
+
+
+def test_a_classifier_of_images_with_a_convolution_as_head_gives_one_prediction_per_image() -> None:
+    """Whether it flattens its output or leaves it as (N, C, 1, 1)."""
+    for end in (nn.Identity(), nn.Flatten()):
+        model = nn.Sequential(
+            nn.Conv2d(3, 12, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(12, CLASSES, 1), end
+        )
+        guard = fdbd.Guard(model.eval()).fit(make_images(60, seed=1), progress=False)
+        guard.calibrate(make_images(80, seed=2), alpha=0.1, progress=False)
+        decision = guard(make_images(5, seed=3))
+        assert decision.is_ood.shape == (5,)
+        assert guard.threshold is not None
+        label_maps = torch.zeros(60, SIDE, SIDE).long()
+        with pytest.raises(ValueError, match="labels"):
+            fdbd.Guard(model.eval(), "mds").fit([(make_images(60, seed=1), label_maps)])
+
+
 def test_the_quickstart_on_the_page_runs_as_it_stands() -> None:
     text = HEADS_PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -461,3 +461,69 @@ def test_an_operator_set_that_torch_cannot_convert_to_is_not_claimed(exported) -
     onnx_export._check_written(model, 18)
     with pytest.raises(deploy.ExportError, match="opset 18 and cannot convert it to 7"):
         onnx_export._check_written(model, 7)
+
+
+# ── maps
+
+
+class Segmenter(nn.Module):
+    """Maps of half the images' sides. With `end` "sized", an offset for each position of one size of
+    images; with "rounded", the size is computed in Python's numbers on the way."""
+
+    def __init__(self, end: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.head = nn.Conv2d(8, C, 1)
+        self.offsets = nn.Parameter(torch.randn(8, 12, 12))
+        self.end = end
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        maps = self.body(images).relu()
+        if self.end == "sized":
+            maps = maps + self.offsets
+        if self.end == "rounded":
+            side = float(int(images.shape[2]))
+            maps = maps * (side / 24)
+        return self.head(maps)
+
+
+def map_guard(end: str = "") -> Guard:
+    generator = torch.Generator().manual_seed(1)
+    guard = Guard(Segmenter(end).eval())
+    guard.fit([torch.randn(30, 3, 24, 24, generator=generator)], progress=False)
+    fresh = torch.randn(40, 3, 24, 24, generator=generator)
+    return guard.calibrate([fresh], alpha=0.1, progress=False)
+
+
+@pytest.mark.parametrize("size", [(24, 24), (40, 18), (3, 2)])
+def test_a_graph_of_maps_decides_like_torch_on_images_of_any_size(map_graph, size) -> None:
+    guard, record = map_graph
+    assert "images of another size" in record.trials
+    assert record.note == "takes images of any size that the model takes"
+    images = torch.randn(3, 3, *size, generator=torch.Generator().manual_seed(2))
+    got = run(record.path, images=images)
+    decision = guard(images)
+    assert tuple(got) == deploy.MAP_OUTPUTS
+    for name, expected in zip(got, decision):
+        assert got[name].shape == tuple(expected.shape)
+        np.testing.assert_allclose(got[name], expected.numpy(), rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def map_graph(tmp_path_factory):
+    guard = map_guard()
+    path = tmp_path_factory.mktemp("maps") / "guard.onnx"
+    return guard, guard.export_onnx(path, torch.randn(2, 3, 24, 24))
+
+
+@pytest.mark.parametrize("end", ["sized", "rounded"])
+def test_a_graph_of_maps_of_one_size_says_so(end, tmp_path) -> None:
+    guard = map_guard(end)
+    record = guard.export_onnx(tmp_path / "guard.onnx", torch.randn(2, 3, 24, 24))
+    assert str(record).endswith("; takes images of 24 × 24 pixels alone")
+    images = torch.randn(2, 3, 24, 24)
+    got = run(record.path, images=images)
+    assert np.array_equal(got["is_ood"], guard(images).is_ood.numpy())
+    with pytest.raises(Exception, match="Got: 40 Expected: 24"):
+        run(record.path, images=torch.randn(2, 3, 40, 40))

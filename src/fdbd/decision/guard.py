@@ -294,7 +294,9 @@ class Guard(nn.Module):
                 found.maps.append(part._replace(scores=part.scores[:0]))
         if found.rows and found.maps:
             raise ValueError(
-                "some calibration batches hold maps and others single rows: give one kind"
+                "some calibration batches hold maps and others single rows: give one kind (an "
+                "image whose map has one position is a single row until the guard was given a "
+                "larger one)"
             )
         return found
 
@@ -487,6 +489,7 @@ class Guard(nn.Module):
             "guard_version": record.version,
             "weights": weights,
             "inputs": record.inputs,
+            "gives_maps": record.gives_maps,
             "head_name": head_name,
             "about": self.about,
         }

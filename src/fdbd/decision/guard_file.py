@@ -389,6 +389,11 @@ def _read_record(
         record.seen = Sketch(tensors["seen"])
     if description.get("inputs") is not None:
         record.inputs = InputRange.from_values(description["inputs"])
+    # Older files say so by their threshold alone.
+    gives_maps = description.get("gives_maps", isinstance(threshold, MapThreshold))
+    if not isinstance(gives_maps, bool):
+        raise ValueError(f"whether it gives maps is {gives_maps!r}, expected true or false")
+    record.gives_maps = gives_maps
     # Version 1 is the first threshold.
     if threshold is None:
         version = description.get("guard_version", 0)

@@ -12,7 +12,6 @@ next image. Two promises can be kept from n calibration images:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -27,6 +26,8 @@ from fdbd.util.torch_compat import tracing
 LOW_SHARE = 0.05
 """An image's score is the score that this share of its pixels stays below: a few odd pixels are
 noise, a region is not. It does not depend on the calibration, so its p-value is valid."""
+_ONE_IN = 20
+"""One position in so many is LOW_SHARE of them."""
 
 
 def image_scores(scores: Tensor) -> Tensor:
@@ -36,7 +37,9 @@ def image_scores(scores: Tensor) -> Tensor:
     tensor([4.])
     """
     positions = scores.shape[1]
-    place = max(1, math.ceil(LOW_SHARE * positions))
+    # LOW_SHARE of the positions, rounded up; in integers, since a graph for images of any size has
+    # no number here.
+    place = (positions + _ONE_IN - 1) // _ONE_IN
     if tracing():
         # ONNX has no operator for one place in the order.
         return scores.topk(place, dim=1, largest=False).values[:, -1]

@@ -98,7 +98,9 @@ def export(
         example: what the model takes: a tensor, a loader's item, a dict of tensors (its keys name
             the graph's inputs), or an `fdbd.Batch` for a graph that takes features. Use real data,
             since the graph is verified on it and on noisy copies. It fixes all sizes but the first,
-            and but the length T of token ids and masks (N, T).
+            the length T of token ids and masks (N, T), and height and width of the images of a
+            guard of maps. If the model computes with the example's length, height or width, these
+            are fixed as well, and the record's `note` says so.
         class_names: one per class, for the metadata.
         opset: version of the ONNX operator set.
 
@@ -122,7 +124,10 @@ def export(
         description = _describe(guard, class_names, opset, graph.by_name)
         model = _trace(graph, opset)
         _check_written(model, opset)
-        note = ""
+        if graph.resized is not None and not _takes_any_size(graph, model, description, draft):
+            graph.resized = None
+            model = _trace(graph, opset)
+        note = _note_on_images(graph)
         if graph.shorter is not None and _has_fixed_length(model):
             # The exporter found that the model computes with the length of the example.
             graph.shorter = None
@@ -255,6 +260,9 @@ class Graph(nn.Module):
         self.shorter = self._shorter_example()
         """The example with sequences shorter by one, if it is token ids and masks (N, T) and the
         model takes any T."""
+        self.resized = self._resized_example()
+        """The example with images of another height and width, if it is images (N, channels, H, W)
+        of a guard of maps and the model takes any size."""
 
     def _shorter_example(self) -> tuple[Tensor, ...] | None:
         shape = self.example[0].shape
@@ -271,6 +279,23 @@ class Graph(nn.Module):
             # A model of one length may raise anything.
             return None
         return shorter
+
+    def _resized_example(self) -> tuple[Tensor, ...] | None:
+        images = self.example[0]
+        is_of_images = len(self.example) == 1 and images.ndim == 4 and images.is_floating_point()
+        if self.outputs != MAP_OUTPUTS or not is_of_images:
+            return None
+        # Sides stay multiples of 32, which some networks need; and a square becomes none.
+        height, width = images.shape[2:]
+        larger = (height + 32, width + 64)
+        resized = nn.functional.interpolate(images.float(), larger).to(images.dtype)
+        try:
+            with torch.no_grad():
+                self(resized)
+        except Exception:
+            # A model of one size may raise anything.
+            return None
+        return (resized,)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given: Any = dict(zip(self.names, inputs)) if self.by_name else inputs[0]
@@ -357,9 +382,13 @@ def _check_network(guard: Guard, example: Inputs | Batch) -> None:
 def _trace(graph: Graph, opset: int) -> Any:
     """The model as ONNX's protobuf, without the exporter's stack traces, which name paths of this
     machine and are larger than the graph."""
-    sizes = {0: torch.export.Dim("N")}
+    sizes: dict[int, Any] = {0: torch.export.Dim("N")}
     if graph.shorter is not None:
         sizes[1] = torch.export.Dim("T")
+    if graph.resized is not None:
+        # Torch may find relations between these, such as multiples of 8, and keeps them.
+        sizes[2] = torch.export.Dim.AUTO
+        sizes[3] = torch.export.Dim.AUTO
     try:
         # The exporter warns of how it registers operators, and prints what it rewrote where
         # commands print JSON.
@@ -405,6 +434,15 @@ def _check_written(model: Any, opset: int) -> None:
         )
 
 
+def _note_on_images(graph: Graph) -> str:
+    """Which sizes of images a graph of maps takes; empty for other graphs."""
+    if graph.outputs != MAP_OUTPUTS:
+        return ""
+    if graph.resized is not None:
+        return "takes images of any size that the model takes"
+    return f"takes images of {' × '.join(map(str, graph.example[0].shape[2:]))} pixels alone"
+
+
 def _has_fixed_length(model: Any) -> bool:
     """Whether an input of the graph has a number, not a name, as the length of its sequences."""
     for given in model.graph.input:
@@ -414,34 +452,53 @@ def _has_fixed_length(model: Any) -> bool:
     return False
 
 
+def _takes_any_size(
+    graph: Graph, model: Any, description: Mapping[str, object], draft: Path
+) -> bool:
+    """Whether a graph of maps gives torch's answers on images of another size, too: the exporter
+    may have written the example's height or width into it."""
+    assert graph.resized is not None
+    save(model, description, draft)
+    run = runtime(draft, graph.outputs)
+    try:
+        _try_on(graph, run, "ONNX Runtime", "images of another size", graph.resized)
+    except ExportError:
+        return False
+    return True
+
+
 def verify(graph: Graph, run: Run, name: str) -> tuple[tuple[str, ...], float]:
     """What the runtime of this name was tried on, and its largest difference to torch; ExportError
     if it does not give torch's answers."""
     tried = []
     largest = 0.0
-    threshold = graph.guard.stages.require_any_threshold()
     for what, tensors in _trials(graph):
-        with torch.no_grad():
-            expected = graph(*tensors)
-        try:
-            results = run({key: tensor.numpy() for key, tensor in zip(graph.names, tensors)})
-        except Exception as error:
-            raise ExportError(f"{name} cannot run the graph on {what}: {error}") from error
-        answers = [torch.from_numpy(result) for result in results]
-        where = f"{what} ({name})"
-        _compare_shapes(answers, expected, graph.outputs, where)
-        if isinstance(threshold, MapThreshold):
-            difference = _compare_maps(answers, expected, threshold, where)
-        else:
-            difference = _compare(answers, expected, threshold, where)
-        largest = max(largest, difference)
+        largest = max(largest, _try_on(graph, run, name, what, tensors))
         tried.append(what)
     return tuple(tried), largest
 
 
+def _try_on(graph: Graph, run: Run, name: str, what: str, tensors: tuple[Tensor, ...]) -> float:
+    """The largest difference to torch of the runtime of this name on some inputs; ExportError if it
+    does not give torch's answers."""
+    with torch.no_grad():
+        expected = graph(*tensors)
+    try:
+        results = run({key: tensor.numpy() for key, tensor in zip(graph.names, tensors)})
+    except Exception as error:
+        raise ExportError(f"{name} cannot run the graph on {what}: {error}") from error
+    answers = [torch.from_numpy(result) for result in results]
+    where = f"{what} ({name})"
+    _compare_shapes(answers, expected, graph.outputs, where)
+    threshold = graph.guard.stages.require_any_threshold()
+    if isinstance(threshold, MapThreshold):
+        return _compare_maps(answers, expected, threshold, where)
+    return _compare(answers, expected, threshold, where)
+
+
 def _trials(graph: Graph) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """The example, other batch sizes, noisy copies, a row of NaN, and sequences of another
-    length."""
+    """The example, other batch sizes, noisy copies, a row of NaN, sequences of another length and
+    images of another size."""
     inputs = graph.example
     generator = torch.Generator().manual_seed(0)
     yield "the example", inputs
@@ -459,6 +516,8 @@ def _trials(graph: Graph) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
         yield "a batch with a NaN", broken
     if graph.shorter is not None:
         yield "shorter sequences", graph.shorter
+    if graph.resized is not None:
+        yield "images of another size", graph.resized
 
 
 def _with_noise(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:

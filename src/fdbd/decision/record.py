@@ -26,6 +26,9 @@ class GuardRecord:
     """The range of the model's inputs at the fit; None: not known, or the guard takes features."""
     weights: str | None = None
     """`weights_hash` of the model at the fit; None: not known, or the guard takes features."""
+    gives_maps: bool = False
+    """Whether the model gave maps of several positions during the fit or the calibration. An image
+    so small that its map has one position is then a map as well, and no single prediction."""
     version: int = 0
     """How many thresholds there have been since the fit."""
     has_warned_of_inputs: bool = False

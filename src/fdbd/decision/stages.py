@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fdbd.core.batch import Batch, Inputs, required_logits
 from fdbd.core.configuration import NotFittedError
+from fdbd.core.grid import Grid
 from fdbd.decision.answers import Decision, NotCalibratedError
 from fdbd.decision.choice import Pool, choose_members
 from fdbd.decision.choice_samples import (
@@ -58,6 +59,8 @@ class TrainingBatch(NamedTuple):
     """(N,) of the samples, by which `Guard.calibrate` knows them again."""
     inputs: InputRange | None
     """The range of the model's inputs."""
+    are_maps: bool = False
+    """Whether the rows are positions of maps."""
 
 
 class CalibrationScores(NamedTuple):
@@ -198,9 +201,10 @@ class Stages:
         if isinstance(item, Batch):
             batch = self.features_alone(item)
             hashes = batch_hashes(batch)
-            if batch.grid is not None:
+            are_maps = batch.grid is not None
+            if are_maps:
                 batch = self._training_positions(batch, hashes)
-            return TrainingBatch(batch, hashes, None)
+            return TrainingBatch(batch, hashes, None, are_maps)
         inputs, labels = split_batch(item)
         finite = rows_finite(inputs)
         if finite is not None and not finite.all():
@@ -215,14 +219,23 @@ class Stages:
         hashes = sample_hashes(inputs)
         value_range = InputRange.from_inputs(inputs)
         batch = self._guard.detector.observe(inputs, self.require_classifier(), labels)
+        batch = self._with_grid(batch)
         if labels is not None:
             labels = labels.to(batch.features.device)
             if batch.grid is not None:
                 labels = batch.grid.label_rows(labels)
             batch = batch._replace(labels=labels)
-        if batch.grid is not None:
+        are_maps = batch.grid is not None
+        if are_maps:
             batch = self._training_positions(batch, hashes)
-        return TrainingBatch(batch, hashes, value_range)
+        return TrainingBatch(batch, hashes, value_range, are_maps)
+
+    def _with_grid(self, batch: Batch) -> Batch:
+        """Rows of the model as they lie in maps, if the guard is one of maps. The model's output
+        alone does not tell a map of one position from a prediction for the whole image."""
+        if not self.record.gives_maps or batch.grid is not None:
+            return batch
+        return batch._replace(grid=Grid(len(batch.features), 1, 1))
 
     def _training_positions(self, batch: Batch, hashes: Tensor) -> Batch:
         """The positions of maps that the detector learns from."""
@@ -245,8 +258,11 @@ class Stages:
             )
 
     def note(self, training: TrainingBatch) -> Batch:
-        """The batch to learn from; its samples, labels and range are noted."""
+        """The batch to learn from; its samples, labels and range are noted, and whether it is of
+        maps."""
         record = self.record
+        if training.are_maps:
+            record.gives_maps = True
         if record.seen is not None:
             record.seen.add_hashes(training.hashes)
         if training.inputs is not None:
@@ -389,6 +405,7 @@ class Stages:
         grid = seen.scored.grid
         if grid is None:
             return CalibrationScores(seen.scores, predicted, labels, hashes)
+        self.record.gives_maps = True
         if labels is not None and not isinstance(item, Batch):
             labels = grid.label_rows(labels)
         # Labels and predictions are only compared, for which some positions are enough.
@@ -501,8 +518,10 @@ class Stages:
         detector = guard.detector
         classifier = self.require_classifier()
         if guard.perturb is None:
-            given = inputs if detector.needs.network else images
-            plain = detector.observe(given, classifier)
+            # The labels of maps belong to positions, which the classifier alone may not know of.
+            without_labels = detector.needs.network or self.record.gives_maps
+            given = inputs if without_labels else images
+            plain = self._with_grid(detector.observe(given, classifier))
             return plain, plain
         score = detector.score if guard.perturb.objective == "score" else None
         plain, moved = guard.perturb.seen_and_moved(inputs, classifier, score)

@@ -163,6 +163,8 @@ class OnnxBackend(Backend):
         self._session = _open_session(path, threads)
         about = _metadata(self._session, path)
         self._takes_any_length = True
+        if about.get("preprocess") is not None:
+            self.preprocess = Preprocess.from_dict(about["preprocess"])
         self._open_inputs(path, about)
         self.num_classes = _size(self._session.get_outputs()[0].shape[1], path)
         self.is_of_maps = bool(about["threshold"].get("maps"))
@@ -178,8 +180,6 @@ class OnnxBackend(Backend):
         self.promise = about["promise"]
         self.id = about["id"] if "id" in about else _id_of_file(path)
         self.version = str(about.get("guard_version", 0))
-        if about.get("preprocess") is not None:
-            self.preprocess = Preprocess.from_dict(about["preprocess"])
 
     def _open_inputs(self, path: str, about: dict[str, Any]) -> None:
         """Set what the guard takes: one tensor, or texts for a graph of token ids and masks."""
@@ -192,7 +192,7 @@ class OnnxBackend(Backend):
                     "can give it one"
                 )
             self.input_name = inputs[0].name
-            self.row_shape = tuple(_size(size, path) for size in inputs[0].shape[1:])
+            self.row_shape = self._shape_of_rows(inputs[0].shape[1:], path)
             return
         tokenizer = TextTokenizer.from_dict(described)
         names = [each.name for each in inputs]
@@ -206,6 +206,14 @@ class OnnxBackend(Backend):
         if not self._takes_any_length:
             tokenizer = replace(tokenizer, max_tokens=length)
         self.take_texts(tokenizer)
+
+    def _shape_of_rows(self, sizes: list[Any], path: str) -> tuple[int, ...]:
+        """The shape of one input. A graph of maps may take images of any size: the preprocessing
+        says which size they have here."""
+        takes_any_size = len(sizes) == 3 and not all(isinstance(size, int) for size in sizes[1:])
+        if takes_any_size and self.preprocess is not None:
+            sizes = [sizes[0], self.preprocess.height, self.preprocess.width]
+        return tuple(_size(size, path) for size in sizes)
 
     def decide(self, rows: Rows) -> Answers:
         """The graph's answers."""
