@@ -176,6 +176,47 @@ def test_a_model_that_ends_its_thread_does_not_end_the_batching(error) -> None:
     run(program)
 
 
+def test_answers_that_cannot_be_counted_are_given_and_so_are_the_next() -> None:
+    def observe(found: Answers, seconds: float) -> None:
+        raise KeyError("no such counter")
+
+    async def program() -> None:
+        batcher = await running(Model(), observe=observe)
+        for value in (1.0, 2.0):
+            assert (await batcher.submit(rows(value))).scores == [value]
+        assert not batcher.is_failing
+        await batcher.stop()
+
+    run(program)
+
+
+def test_a_thread_that_cannot_start_is_a_failure_and_nobody_waits_for_it() -> None:
+    def enter(sharing: int) -> None:
+        raise OSError("no more threads")
+
+    async def program() -> None:
+        batcher = await running(Model(), enter=enter)
+        for _ in range(3):
+            with pytest.raises(ModelFailure):
+                await batcher.submit(rows(1.0))
+        assert batcher.is_failing
+        await batcher.stop()
+
+    run(program)
+
+
+def test_a_model_with_too_few_answers_has_failed() -> None:
+    async def program() -> None:
+        batcher = Batcher(lambda batch: answers(batch[:1]))
+        batcher.start()
+        with pytest.raises(ModelFailure, match="answered 1 of 2 rows"):
+            await batcher.submit(rows(1.0, 2.0))
+        assert (await batcher.submit(rows(3.0))).scores == [3.0]
+        await batcher.stop()
+
+    run(program)
+
+
 def test_a_batcher_whose_model_hangs_says_so_refuses_and_can_be_stopped() -> None:
     async def program() -> None:
         model = Model(held=True)

@@ -157,7 +157,7 @@ class Batcher:
 
     async def try_model(self, rows: Rows) -> None:
         """Have the model decide rows that nobody asked about, to see whether it works again."""
-        found = await self._through_model(self._alone, rows)
+        found = await self._through_model(self._alone, [rows])
         self.is_failing = isinstance(found, ModelFailure)
 
     def _leave(self, answer: Answer) -> None:
@@ -216,39 +216,57 @@ class Batcher:
         self._company = 0 if is_alone else count
         self._running += count
         try:
-            found = await self._through_model(threads, _rows_of(batch))
+            found = await self._through_model(threads, [rows for _, rows in batch])
         finally:
             self._running -= count
             self._changed.set()
         seconds = time.perf_counter() - start
         self.is_failing = isinstance(found, ModelFailure)
         if isinstance(found, Answers):
-            self._observe(found, seconds)
+            self._note(found, seconds)
         _give_answers(batch, found)
         self._wait_for_company = max(self.delay, seconds / 20) if self.delay else 0.0
         self._is_slow = self._lanes > 1 and seconds > SLOW
 
+    def _note(self, found: Answers, seconds: float) -> None:
+        """Have the answers on a batch counted. They are right even if that goes wrong."""
+        try:
+            self._observe(found, seconds)
+        except Exception as error:
+            log.error("a batch could not be counted: %r", error, exc_info=error)
+
     async def _through_model(
-        self, threads: ThreadPoolExecutor, rows: Rows
+        self, threads: ThreadPoolExecutor, rows: list[Rows]
     ) -> Answers | ModelFailure:
-        """The model's answers, or its failure."""
+        """The model's answers on the rows of some requests, or its failure."""
         batch = object()
         self._began[batch] = time.monotonic()
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(threads, self._guarded, rows)
+        except RuntimeError as error:
+            # The system gives this process no further thread, for instance.
+            return _failure(error)
         finally:
             del self._began[batch]
 
-    def _guarded(self, rows: Rows) -> Answers | ModelFailure:
+    def _guarded(self, rows: list[Rows]) -> Answers | ModelFailure:
         # BaseException: a model that calls sys.exit must not end the lane, nor the event loop.
         try:
-            return self._decide(rows)
+            joined = rows[0] if len(rows) == 1 else np.concatenate(rows)
+            answers = self._decide(joined)
+            if len(answers.labels) != len(joined):
+                raise ValueError(f"it answered {len(answers.labels)} of {len(joined)} rows")
+            return answers
         except BaseException as error:
-            log.error("the model failed on a batch of %d rows: %r", len(rows), error)
-            failure = ModelFailure(repr(error))
-            failure.__cause__ = error
-            return failure
+            return _failure(error)
+
+
+def _failure(error: BaseException) -> ModelFailure:
+    log.error("the model failed on a batch: %r", error)
+    failure = ModelFailure(repr(error))
+    failure.__cause__ = error
+    return failure
 
 
 def _threads(count: int, enter: Callable[[int], object] | None) -> ThreadPoolExecutor:
@@ -260,14 +278,6 @@ async def _joined(pieces: list[Answer]) -> Answers:
     """The answers on all pieces of a request, in their order."""
     found = await asyncio.gather(*pieces)
     return Answers.joined(found)
-
-
-def _rows_of(batch: list[tuple[Answer, Rows]]) -> Rows:
-    """The rows of all requests of a batch; those of a single one are not copied."""
-    rows = [rows for _, rows in batch]
-    if len(rows) == 1:
-        return rows[0]
-    return np.concatenate(rows)
 
 
 def _give_answers(batch: list[tuple[Answer, Rows]], found: Answers | ModelFailure) -> None:

@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from fdbd.serve.deadline import FIRST_BYTE
+from fdbd.serve.log_lines import flush_log
 from fdbd.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -350,6 +351,8 @@ class BoundedServer(Server):
             await super()._serve(sockets)
         finally:
             sweeping.cancel()
+            # uvicorn ends the process by the signal that told it to end: nothing comes after this.
+            flush_log()
 
     async def _sweep(self) -> None:
         while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import multiprocessing
 import os
@@ -14,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from fdbd.serve.backend import Backend, OnnxBackend
 from fdbd.serve.decisions import DecisionLog
 from fdbd.serve.guards import Guards, ServedGuard
 from fdbd.serve.http_protocol import server
+from fdbd.serve.log_lines import log_json
 from fdbd.serve.memory import limit_arenas
 from fdbd.serve.orders import Orders
 from fdbd.serve.settings import Settings
@@ -228,7 +227,7 @@ def _run_alone(
     if service.metrics_port is not None:
         metrics = _listen(host, service.metrics_port)
     port = listening.getsockname()[1]
-    _log_json()
+    log_json()
 
     def is_up(app: App) -> None:
         print(_describe_all(app), file=sys.stderr)
@@ -355,7 +354,7 @@ class _Supervisor:
                 self._join_all()
                 raise ValueError(said["error"])
             first = first or said
-        _log_json()
+        log_json()
         print(first["what"], file=sys.stderr)
         say_where(self._host, self._port)
 
@@ -423,7 +422,7 @@ def _work(
     burst."""
     # Ctrl-C reaches the supervisor, which ends the others by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _log_json()
+    log_json()
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
 
     def is_up(app: App) -> None:
@@ -497,29 +496,3 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
             f"cannot listen on {host}:{port} ({reason}); choose another --port or --host"
         ) from None
     return bound
-
-
-class _Json(logging.Formatter):
-    """One JSON object per line; a message that is a dictionary becomes its fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created, timezone.utc)
-        text = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line: dict[str, Any] = {"time": text, "level": record.levelname.lower()}
-        if isinstance(record.msg, dict):
-            line.update(record.msg)
-        else:
-            line["message"] = record.getMessage()
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-def _log_json() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json())
-    for name in ("fdbd.serve", "uvicorn"):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.propagate = False
-        logger.setLevel(logging.INFO)
