@@ -3,6 +3,7 @@ ever beside what they ask, or offer another protocol."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -176,6 +177,22 @@ def test_a_body_in_chunks_has_no_endless_trailer_and_no_endless_lengths(
 
     assert read_to_the_end(client).startswith(b"HTTP/1.1 431")
     assert happens(lambda: not patient.process.under_way)
+
+
+@pytest.mark.parametrize(("size", "status"), [(1, 431), (8, 431), (32, 200)])
+def test_a_long_body_comes_in_chunks_of_some_size(patient, size: int, status: int) -> None:
+    body = json.dumps({"features": [[0.0] * WIDTH]}).encode().ljust(size * 50_000 // 2)
+    client = patient.send(head("transfer-encoding: chunked"))
+    assert happens(lambda: bool(patient.process.under_way))
+
+    chunks = []
+    for start in range(0, len(body), size):
+        part = body[start : start + size]
+        chunks.append(b"%x\r\n%s\r\n" % (len(part), part))
+    with contextlib.suppress(ConnectionError):
+        client.sendall(b"".join(chunks) + b"0\r\n\r\n")
+
+    assert client.recv(4096).startswith(b"HTTP/1.1 %d" % status)
 
 
 def test_fields_of_a_trailer_are_no_headers(patient) -> None:

@@ -91,9 +91,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._is_in_header = False
         self._began_in_this_chunk = False
-        # Bytes between those of the body: lengths of its chunks, and the trailer after the last.
+        # The body of the request that is being received, as far as it came: its bytes, those
+        # between them (lengths of chunks, the trailer after the last), and the pieces of what was
+        # received just now.
+        self._body_bytes = 0
         self._bytes_beside_body = 0
-        self._has_body_in_this_chunk = False
+        self._pieces: list[bytes] = []
         # Requests that are answered or wait for their turn; the server knows the latest alone.
         self._unanswered: list[RequestResponseCycle] = []
 
@@ -185,13 +188,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._first_byte is None:
             self._first_byte = time.monotonic()
         self._began_in_this_chunk = False
-        self._has_body_in_this_chunk = False
+        body_bytes = self._body_bytes
         is_first_request = self.cycle is None
         super().data_received(data)
         if self.transport.is_closing():
             return
+        self._hand_over_pieces()
         if not self._is_in_header:
-            self._limit_bytes_beside_body(len(data))
+            if not self._began_in_this_chunk:
+                self._limit_bytes_beside_body(len(data) - (self._body_bytes - body_bytes))
             return
         if self._began_in_this_chunk and not is_first_request:
             # The chunk may hold the rest of the request before: count from the next one on.
@@ -202,16 +207,20 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse_header()
 
     def _limit_bytes_beside_body(self, size: int) -> None:
-        """Refuse what goes on for ever beside headers and body: the lengths of chunks, the trailer,
-        blank lines before a request."""
+        """Refuse what goes on for ever beside headers and body (the trailer, blank lines before a
+        request), and a body in tiny chunks, each of which costs as much as a large one."""
         is_receiving = self._first_byte is not None
-        if not is_receiving or self._has_body_in_this_chunk:
-            self._bytes_beside_body = 0
+        if not is_receiving:
             return
         self._bytes_beside_body += size
-        if self._bytes_beside_body > self.settings.max_header:
+        allowed = self.settings.max_header + self._body_bytes // 4
+        if self._bytes_beside_body > allowed:
             limit = f"{self.settings.max_header:,} bytes"
-            self.refuse(431, f"the request has more than {limit} beside its headers and its body")
+            self.refuse(
+                431,
+                f"the request has more than {limit} and a quarter of its body beside its headers "
+                "and its body: send larger chunks",
+            )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # What comes after the last chunk of a body is a trailer, which nobody asks for.
@@ -221,6 +230,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._header_bytes = 0
+        self._body_bytes = 0
+        self._bytes_beside_body = 0
         self._is_in_header = True
         self._began_in_this_chunk = True
         if self._first_byte is None:
@@ -262,11 +273,21 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        self._has_body_in_this_chunk = True
+        self._body_bytes += len(body)
+        self._pieces.append(body)
+
+    def _hand_over_pieces(self) -> None:
+        """Add what was received to the body at once: bytes that grow chunk by chunk are copied for
+        each."""
+        if not self._pieces:
+            return
+        body = b"".join(self._pieces)
+        self._pieces.clear()
         if not self.transport.is_closing():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._hand_over_pieces()
         if self.parser.should_upgrade():
             return
         if not self.transport.is_closing():
