@@ -212,3 +212,52 @@ def test_without_targets_the_threshold_rests_on_one_confident_detection_per_imag
     drawn = guard.guard.threshold.calibration
     assert len(drawn) == len(confident)
     assert torch.isin(drawn, scores).all()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ([], "the inputs are empty, expected a list of at least one image"),
+        (torch.rand(3, 64, 80), r"the inputs are a tensor of torch.float32 \(3, 64, 80\)"),
+        ("a.jpg", "the inputs are of type str"),
+        ([torch.rand(64, 80)], r"image 0 is a tensor of torch.float32 \(64, 80\), expected"),
+        (
+            [torch.rand(3, 64, 80), torch.zeros(3, 64, 80).byte()],
+            "image 1 is a tensor of torch.uin",
+        ),
+        ([torch.rand(3, 64, 80).numpy()], r"image 0 is of type ndarray.* tensor \(3, H, W\)"),
+    ],
+)
+def test_what_is_no_list_of_images_is_one_sentence(faster_rcnn, inputs, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        BoxGuard(faster_rcnn)(inputs)
+
+
+def test_what_detr_does_not_take_is_one_sentence() -> None:
+    for inputs in ([torch.rand(3, 32, 32)], torch.rand(3, 32, 32), {"pixels": torch.rand(1)}):
+        with pytest.raises(ValueError, match=r"the pixel values are .*expected a floating-point"):
+            BoxGuard(detr())(inputs)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ({"boxes": torch.rand(1, 4)}, "target 0 of a batch holds 'boxes', expected a dict"),
+        ({"boxes": torch.rand(4), "labels": torch.ones(1)}, r"boxes \(4,\) and labels \(1,\)"),
+        ({"boxes": torch.rand(2, 4), "labels": torch.ones(1)}, r"boxes \(2, 4\) and labels \(1,"),
+    ],
+)
+def test_targets_of_a_wrong_form_are_one_sentence(faster_rcnn, target, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        BoxGuard(faster_rcnn).fit([([torch.rand(3, 64, 80)], [target])])
+
+
+def test_an_image_in_which_the_network_proposes_nothing_has_no_detection(faster_rcnn) -> None:
+    nothing = torch.full((3, 64, 80), float("nan"))
+    [found] = box_network(faster_rcnn).detections([nothing])
+    assert found.boxes.shape == (0, 4)
+    assert found.features.shape == (0, faster_rcnn.roi_heads.box_predictor.cls_score.in_features)
+
+
+def test_a_guard_of_boxes_says_what_it_is(faster_rcnn) -> None:
+    assert repr(BoxGuard(faster_rcnn)).startswith("BoxGuard(FasterRCNN, Guard(fdbd, not fitted")

@@ -132,6 +132,9 @@ class BoxGuard:
             )
         return decisions
 
+    def __repr__(self) -> str:
+        return f"BoxGuard({type(self.network.model).__name__}, {self.guard!r})"
+
     def _batches(self, data: Iterable[Any]) -> Iterator[Batch]:
         """The detections to learn from, as rows of features; their classes are the network's."""
         has_rows = False
@@ -159,7 +162,8 @@ class BoxGuard:
                     f"there are {len(targets)} targets for {len(found)} images: expected one dict "
                     "of boxes and labels for each"
                 )
-            for detections, target in zip(found, targets):
+            for place, (detections, target) in enumerate(zip(found, targets)):
+                _check_target(target, place)
                 yield detections.chosen(is_matched(detections, target))
 
 
@@ -171,6 +175,21 @@ def _split(item: Any) -> tuple[Any, Sequence[dict[str, Tensor]] | None]:
         if all(isinstance(target, dict) for target in targets):
             return item[0], targets
     return item, None
+
+
+def _check_target(target: dict[str, Any], place: int) -> None:
+    """ValueError unless a target has true boxes, and a label for each."""
+    expected = "expected a dict of tensors, boxes (B, 4) and labels (B,)"
+    boxes = target.get("boxes")
+    labels = target.get("labels")
+    if not isinstance(boxes, Tensor) or not isinstance(labels, Tensor):
+        found = ", ".join(map(repr, target)) or "nothing"
+        raise ValueError(f"target {place} of a batch holds {found}, {expected}")
+    if boxes.ndim != 2 or boxes.shape[1] != 4 or labels.shape != boxes.shape[:1]:
+        raise ValueError(
+            f"target {place} of a batch has boxes {tuple(boxes.shape)} and labels "
+            f"{tuple(labels.shape)}, {expected}"
+        )
 
 
 def _as_batch(found: Detections) -> Batch:

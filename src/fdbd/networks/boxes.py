@@ -84,6 +84,7 @@ class FasterRCNN(BoxNetwork):
     """torchvision's Faster R-CNN and Mask R-CNN. Images are a list of tensors (3, H, W)."""
 
     def _detections(self, inputs: Any, seen: dict[str, Any]) -> list[Detections]:
+        _check_images(inputs)
         model: Any = self.model
         roi_heads = model.roi_heads
 
@@ -110,6 +111,8 @@ class FasterRCNN(BoxNetwork):
                 handle.remove()
         counts = [len(proposals) for proposals in seen["proposals"]]
         decoded = roi_heads.box_coder.decode(seen["shifts"], seen["proposals"])
+        # Without any proposal, torchvision leaves the boxes of all classes side by side.
+        decoded = decoded.reshape(sum(counts), self._layer.out_features, 4)
         boxes_of_images = decoded.split(counts)
         features_of_images = seen["features"].split(counts)
         logits_of_images = seen["logits"].split(counts)
@@ -141,6 +144,8 @@ def _rows_of_survivors(
     the one."""
     height, width = size
     labels = found["labels"]
+    if not len(labels):
+        return labels
     # (R, D, 4) and (R, D): each proposal, with the class of each detection.
     boxes = decoded[:, labels]
     horizontal = boxes[..., 0::2].clamp(0, width)
@@ -165,6 +170,7 @@ class DETR(BoxNetwork):
         self._min_confidence = min_confidence
 
     def _detections(self, inputs: Any, seen: dict[str, Any]) -> list[Detections]:
+        _check_pixel_values(inputs)
         output = self.model(**inputs) if isinstance(inputs, dict) else self.model(inputs)
         confidences, labels = output.logits.softmax(dim=-1)[..., :-1].max(dim=-1)
         centre, extent = output.pred_boxes.split(2, dim=-1)
@@ -180,6 +186,39 @@ class DETR(BoxNetwork):
             )
             found.append(all_queries.chosen(of_image >= self._min_confidence))
         return found
+
+
+def _check_images(inputs: Any) -> None:
+    """ValueError unless the inputs are images as torchvision's detectors take them."""
+    expected = "expected a list of at least one image, each a floating-point tensor (3, H, W)"
+    is_batch = isinstance(inputs, (list, tuple)) or (
+        isinstance(inputs, Tensor) and inputs.ndim == 4
+    )
+    if not is_batch or not len(inputs):
+        raise ValueError(f"the inputs are {_described(inputs)}, {expected}")
+    for place, image in enumerate(inputs):
+        is_image = isinstance(image, Tensor) and image.ndim == 3 and image.is_floating_point()
+        if not is_image:
+            raise ValueError(f"image {place} is {_described(image)}, {expected}")
+
+
+def _check_pixel_values(inputs: Any) -> None:
+    """ValueError unless the inputs are what DETR takes."""
+    pixels = inputs.get("pixel_values") if isinstance(inputs, dict) else inputs
+    if not isinstance(pixels, Tensor) or pixels.ndim != 4 or not pixels.is_floating_point():
+        raise ValueError(
+            f"the pixel values are {_described(pixels)}, expected a floating-point tensor (N, 3, H,"
+            " W), or a dict with it as pixel_values"
+        )
+
+
+def _described(value: Any) -> str:
+    """What a value is, for an error."""
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype} {tuple(value.shape)}"
+    if isinstance(value, (list, tuple)) and not value:
+        return "empty"
+    return f"of type {type(value).__name__}"
 
 
 def box_network(model: nn.Module, min_confidence: float = 0.5) -> BoxNetwork:
