@@ -88,23 +88,32 @@ def distances(
     >>> distances(torch.tensor([[3.0, 7.0]]), Head([[1.0, 0.0], [-1.0, 0.0]]))
     tensor([[nan, 3.]])
     """
-    logits = head(features) if logits is None else logits
-    predicted = logits.argmax(dim=1) if predicted is None else predicted
-    row = predicted
+    if logits is None:
+        logits = head(features)
+    if predicted is None:
+        predicted = logits.argmax(dim=1)
     if norms is None:
-        classes, row = predicted.unique(return_inverse=True)
-        weight = _float64(head.weight)
-        # Products would cancel.
-        norms = torch.cdist(
-            weight[classes.cpu()], weight, compute_mode="donot_use_mm_for_euclid_dist"
-        )
-    norm = norms.to(logits.dtype).to(features.device)[row]
-    has_no_boundary = norm == 0
-    own = predicted[:, None]
+        classes, place = predicted.unique(return_inverse=True)
+        norms_of_classes = _norms_from(classes, head)
+    else:
+        place = predicted
+        norms_of_classes = norms
+    # In this order: not every device has float64.
+    norms_of_rows = norms_of_classes.to(logits.dtype).to(features.device)[place]
+    has_no_boundary = norms_of_rows == 0
     # 0/0 would make the gradient NaN, masked or not.
-    divisor = norm.masked_fill(has_no_boundary, 1)
+    divisor = norms_of_rows.masked_fill(has_no_boundary, 1)
+    own = predicted[:, None]
     distance = (logits.gather(1, own) - logits) / divisor
     return distance.masked_fill(has_no_boundary, torch.inf).scatter(1, own, torch.nan)
+
+
+def _norms_from(classes: Tensor, head: Head) -> Tensor:
+    """(K, C) norms ‖w_k − w_c‖ from each of K given classes k to all classes c; float64 on the
+    CPU."""
+    weight = _float64(head.weight)
+    # A matrix product would cancel digits.
+    return torch.cdist(weight[classes.cpu()], weight, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def label_distances(features: Tensor, head: Head, *, logits: Tensor | None = None) -> Tensor:
@@ -240,11 +249,12 @@ def fold(head: Head) -> tuple[Tensor, Tensor]:
                 " all equal), so it has no decision boundary; is the model untrained? Some start "
                 "with a head of zeros: load trained weights"
             )
-        # Equal rows have no boundary between them, and are left out.
-        inverse = np.divide(1 / count[:, None], norms, out=np.zeros_like(norms), where=is_apart)
-        share = inverse.sum(axis=1)
-        normals[start:stop] = weight[start:stop] * share[:, None] - inverse @ weight
-        gammas[start:stop] = bias[start:stop] * share - inverse @ bias
+        # The factors 1/(n_k ‖w_k − w_c‖) of the sum over c; 0 for equal rows, which have no
+        # boundary between them.
+        factors = np.divide(1 / count[:, None], norms, out=np.zeros_like(norms), where=is_apart)
+        total = factors.sum(axis=1)
+        normals[start:stop] = total[:, None] * weight[start:stop] - factors @ weight
+        gammas[start:stop] = total * bias[start:stop] - factors @ bias
     return torch.from_numpy(normals), torch.from_numpy(gammas)
 
 

@@ -43,12 +43,14 @@ def whitener(covariance: Tensor, total: Tensor | float = 0.0) -> Tensor:
     if not failed:
         identity = torch.eye(len(factor), dtype=torch.float64)
         inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
-        # trace ≥ largest variance and ‖L⁻¹‖² ≥ 1/smallest: if their product is small enough,
-        # nothing is left out.
-        if inverse.square().sum() * max(VARIANCE_FLOOR * covariance.trace(), ROUNDING * total) < 1:
+        # The trace bounds the largest variance from above, and 1/‖L⁻¹‖² the smallest from below: if
+        # the second is above the floor of the first, no direction is left out.
+        highest_floor = max(VARIANCE_FLOOR * covariance.trace(), ROUNDING * total)
+        if inverse.square().sum() * highest_floor < 1:
             return inverse
     variances, directions = torch.linalg.eigh(covariance)
-    kept = variances > max(VARIANCE_FLOOR * variances[-1].clamp_min(0), ROUNDING * total)
+    floor = max(VARIANCE_FLOOR * variances[-1].clamp_min(0), ROUNDING * total)
+    kept = variances > floor
     if not kept.any():
         remedy = "give more samples per class, or use a detector without a covariance"
         raise ValueError(

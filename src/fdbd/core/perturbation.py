@@ -127,14 +127,7 @@ def _step(
     images: Inputs, classifier: Network, objective: Objective, epsilon: float, std: Std
 ) -> tuple[Batch, Tensor]:
     """The batch of the images as they are, without gradients, and the images moved by one step."""
-    if not isinstance(images, Tensor) or not images.is_floating_point():
-        given = f"a {type(images).__name__}"
-        if isinstance(images, Tensor):
-            given = f"a tensor of {images.dtype}"
-        raise TypeError(
-            f"input perturbation got {given}, expected one floating-point tensor (N, C, …): token "
-            "ids and dicts have no gradient"
-        )
+    images = _differentiable(images)
     if std is not None and len(std) not in (1, images.shape[1]):
         raise ValueError(
             f"std has {len(std)} entries, expected one for each of the {images.shape[1]} channels"
@@ -152,16 +145,7 @@ def _step(
                 "predicts maps: use a detector that reads features, such as fdbd, without perturb"
             )
         score = objective(seen)
-        if score.shape != images.shape[:1]:
-            raise ValueError(
-                f"the objective has shape {tuple(score.shape)}, expected ({len(images)},), one per "
-                "sample"
-            )
-        if not score.requires_grad:
-            raise ValueError(
-                "the objective has no gradient with respect to the images; use a differentiable "
-                "score"
-            )
+        _check_objective(score, len(images))
         (gradient,) = torch.autograd.grad(score.sum(), moved)
         direction = gradient.sign()
         if std is not None:
@@ -183,3 +167,28 @@ def checked_std(std: float | Sequence[float] | None) -> Std:
     values = tuple(torch.as_tensor(std, dtype=torch.float64, device="cpu").flatten().tolist())
     is_right = len(values) > 0 and all(0 < value < math.inf for value in values)
     return expect("std", values, is_right, "positive numbers, one per channel")
+
+
+def _differentiable(images: Inputs) -> Tensor:
+    """The images, if they can have a gradient; else a TypeError."""
+    if isinstance(images, Tensor) and images.is_floating_point():
+        return images
+    given = f"a {type(images).__name__}"
+    if isinstance(images, Tensor):
+        given = f"a tensor of {images.dtype}"
+    raise TypeError(
+        f"input perturbation got {given}, expected one floating-point tensor (N, C, …): token ids "
+        "and dicts have no gradient"
+    )
+
+
+def _check_objective(score: Tensor, count: int) -> None:
+    """ValueError unless there is one number per sample, and a gradient."""
+    if score.shape != (count,):
+        raise ValueError(
+            f"the objective has shape {tuple(score.shape)}, expected ({count},), one per sample"
+        )
+    if not score.requires_grad:
+        raise ValueError(
+            "the objective has no gradient with respect to the images; use a differentiable score"
+        )

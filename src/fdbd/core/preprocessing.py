@@ -75,22 +75,23 @@ class Preprocess:
         object.__setattr__(self, "size", _checked_size(self.size))
         for name in ("mean", "std"):
             object.__setattr__(self, name, _checked_channels(name, getattr(self, name)))
+        self._check_normalisation()
+        _expect_one_of("crop", self.crop, CROPS)
+        _expect_one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        if not isinstance(self.draft, bool):
+            raise ValueError(f"draft is {self.draft!r}, expected true or false")
+        self._check_sizes()
+
+    def _check_normalisation(self) -> None:
+        """ValueError unless `mean`, `std` and `scale` are numbers that pixels can be normalised
+        by."""
         if len(self.mean) != len(self.std):
             raise ValueError(
                 f"mean is {self.mean} and std is {self.std}, expected as many numbers in both: "
                 "three, or one for a network that takes grey images"
             )
-        if self.resize is not None and not _is_whole(self.resize):
-            raise ValueError(f"resize is {self.resize!r}, expected a whole number of pixels")
         if not isinstance(self.scale, Real):
             raise ValueError(f"scale is {self.scale!r}, expected a number")
-        resize = self.resize or 0
-        height = max(self.height, resize)
-        width = max(self.width, resize)
-        if height * width > MAX_PIXELS:
-            raise ValueError(
-                f"images of {width} × {height} pixels have more than the limit of {MAX_PIXELS:,}"
-            )
         if not all(map(math.isfinite, (*self.mean, *self.std, self.scale))):
             raise ValueError(
                 f"mean is {self.mean}, std {self.std} and scale {self.scale}, expected finite"
@@ -100,16 +101,25 @@ class Preprocess:
             raise ValueError(
                 f"std is {self.std} and scale is {self.scale}, expected positive numbers"
             )
-        _expect_one_of("crop", self.crop, CROPS)
-        _expect_one_of("interpolation", self.interpolation, INTERPOLATIONS)
-        if not isinstance(self.draft, bool):
-            raise ValueError(f"draft is {self.draft!r}, expected true or false")
+
+    def _check_sizes(self) -> None:
+        """ValueError unless `size` and `resize` are within the limit and go with the crop."""
+        if self.resize is not None and not _is_whole(self.resize):
+            raise ValueError(f"resize is {self.resize!r}, expected a whole number of pixels")
+        height = max(self.height, self.resize or 0)
+        width = max(self.width, self.resize or 0)
+        if height * width > MAX_PIXELS:
+            raise ValueError(
+                f"images of {width} × {height} pixels have more than the limit of {MAX_PIXELS:,}"
+            )
         if self.crop == "tf" and self.height != self.width:
             raise ValueError(f"crop 'tf' makes squares, and size is {self.size}: give one number")
-        if self.resize is not None and (self.crop != "centre" or self.resize < self.longest_side):
-            what = f"resize is {self.resize} with crop {self.crop!r}"
+        if self.resize is None:
+            return
+        if self.crop != "centre" or self.resize < self.longest_side:
             raise ValueError(
-                f"{what}, expected crop 'centre' and at least size {self.longest_side}"
+                f"resize is {self.resize} with crop {self.crop!r}, expected crop 'centre' and at "
+                f"least size {self.longest_side}"
             )
 
     @property

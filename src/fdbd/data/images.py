@@ -255,20 +255,21 @@ def find_images(folder: str | os.PathLike[str]) -> Images:
     """Image files below a folder at any depth, by their ending, in the order of the parts of their
     paths, with the classes of `classes_by_folder`; ValueError if there is none.
 
-    Each folder is read once, links to folders after the others, so that loops end. Only regular
-    files are read: pipes and devices, which can block a reader forever, are skipped like hidden
-    entries. A link to nothing is an image that cannot be read."""
+    Each folder is read once, also if links lead to it again. Only regular files are read: pipes and
+    devices, which can block a reader forever, are skipped like hidden entries. A link to nothing
+    that ends like an image counts as an image that cannot be read."""
     root = os.fspath(folder)
     skipped: Counter[str] = Counter()
-    met: set[tuple[int, int]] = set()
+    already_read: set[tuple[int, int]] = set()
     images: list[str] = []
     # What is still to be read, as paths below the root; the root itself is "".
     folders = [""]
     links: list[str] = []
     while folders or links:
-        name = folders.pop() if folders else links.pop()
-        for entry in _entries_of(root, name, met, skipped):
-            path = f"{name}/{entry.name}" if name else entry.name
+        # Links last, so that a folder's images have the names that do not go through a link.
+        parent = folders.pop() if folders else links.pop()
+        for entry in _entries_of(root, parent, already_read, skipped):
+            path = f"{parent}/{entry.name}" if parent else entry.name
             kind = _kind(entry)
             if kind == "image":
                 images.append(path)
@@ -290,23 +291,23 @@ def find_images(folder: str | os.PathLike[str]) -> Images:
 
 
 def _entries_of(
-    root: str, name: str, met: set[tuple[int, int]], skipped: Counter[str]
+    root: str, folder: str, already_read: set[tuple[int, int]], skipped: Counter[str]
 ) -> list[os.DirEntry[str]]:
-    """The entries of the folder `name` below the root, the last name first. A folder that is among
-    those that were `met`, or cannot be read, has none and is counted in `skipped`; if the root
-    cannot be read, that is an error."""
-    path = os.path.join(root, name)
+    """The entries of a folder below the root, the last name first. A folder that is among those
+    `already_read`, or cannot be read, has none and is counted in `skipped`; if the root cannot be
+    read, that is an error."""
+    path = os.path.join(root, folder)
     try:
         status = os.stat(path)
         identity = (status.st_dev, status.st_ino)
-        if identity in met:
+        if identity in already_read:
             skipped["a link to a folder met before"] += 1
             return []
-        met.add(identity)
+        already_read.add(identity)
         with os.scandir(path) as entries:
             return sorted(entries, key=lambda entry: entry.name, reverse=True)
     except OSError:
-        is_root = not name
+        is_root = not folder
         if is_root:
             raise
         skipped["a folder that cannot be read"] += 1

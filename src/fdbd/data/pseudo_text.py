@@ -36,20 +36,28 @@ def token_kinds(inputs: object, count: int = 50, seed: int = 0) -> dict[str, dic
     """
     _check_count(count)
     tokens = _checked_tokens(inputs)
-    # Another text for each row of each kind, as far as there are enough.
-    kinds = {}
     vocabulary = _inner_tokens(tokens[IDS], _mask_of(tokens))
-    for number, name in enumerate(("shuffled tokens", "repeated tokens", "random tokens")):
+    kinds = {}
+    for number, kind in enumerate(("shuffled tokens", "repeated tokens", "random tokens")):
         generator = torch.Generator().manual_seed(seed * 1000 + number)
+        # Another text for each row of each kind, as far as there are enough.
         rows = torch.arange(number * count, (number + 1) * count) % len(tokens[IDS])
         chosen = {key: values[rows] for key, values in tokens.items()}
-        ids = chosen[IDS].clone()
-        for text, mask in zip(ids, _mask_of(chosen)):
-            places = _inner_places(mask)
-            if len(places) > 0:
-                text[places] = _changed(text[places], name, vocabulary, generator)
-        kinds[name] = {**chosen, IDS: ids}
+        chosen[IDS] = _changed_texts(chosen[IDS], _mask_of(chosen), kind, vocabulary, generator)
+        kinds[kind] = chosen
     return kinds
+
+
+def _changed_texts(
+    ids: Tensor, masks: Tensor, kind: str, vocabulary: Tensor, generator: torch.Generator
+) -> Tensor:
+    """The texts (N, L) of one kind, made of these in-distribution texts."""
+    changed = ids.clone()
+    for text, mask in zip(changed, masks):
+        places = _inner_places(mask)
+        if len(places) > 0:
+            text[places] = _changed(text[places], kind, vocabulary, generator)
+    return changed
 
 
 def _changed(tokens: Tensor, kind: str, vocabulary: Tensor, generator: torch.Generator) -> Tensor:

@@ -127,13 +127,7 @@ def load_newsgroups20(ood: Sequence[str] = ("rec",)) -> TextSets:
     """20 Newsgroups without headers: the groups of the topics in `ood` ("rec" stands for all
     ``rec.…`` groups) are out of distribution, every third post of the others is for testing."""
     path = find_text_file(*NEWSGROUPS20)
-    posts: dict[str, list[str]] = {}
-    try:
-        for line in _read(path).decode().splitlines():
-            row = json.loads(line)
-            posts.setdefault(row["group"], []).append(row["text"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a file of newsgroups ({one_line(error)})") from None
+    posts = _read_posts(path)
     left_out = [group for group in posts if group.partition(".")[0] in ood]
     if not left_out or len(left_out) == len(posts):
         raise ValueError(f"ood is {tuple(ood)}: expected some, not all, topics of {sorted(posts)}")
@@ -154,6 +148,18 @@ def load_newsgroups20(ood: Sequence[str] = ("rec",)) -> TextSets:
         ood={f"{'.*, '.join(ood)}.*": Texts(tuple(others))},
         file=_describe(path),
     )
+
+
+def _read_posts(path: Path) -> dict[str, list[str]]:
+    """The posts of each group."""
+    posts: dict[str, list[str]] = {}
+    try:
+        for line in _read(path).decode().splitlines():
+            row = json.loads(line)
+            posts.setdefault(row["group"], []).append(row["text"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a file of newsgroups ({one_line(error)})") from None
+    return posts
 
 
 def with_ood(sets: TextSets, name: str, texts: Texts) -> TextSets:

@@ -172,8 +172,8 @@ class ClassMeans(Additive):
         values, classes = self.value(batch)
         classes = classes.cpu()
         self.counts += torch.bincount(classes, minlength=len(self.counts))
-        for of_piece, piece in zip(classes.split(ROWS_AT_A_TIME), in_float64(values)):
-            self.totals.index_add_(0, of_piece, piece)
+        for classes_of_piece, piece in zip(classes.split(ROWS_AT_A_TIME), in_float64(values)):
+            self.totals.index_add_(0, classes_of_piece, piece)
 
     def means(self) -> Tensor:
         """(C, D) float64; a class without samples has NaN."""
@@ -318,6 +318,9 @@ def _require(count: int) -> None:
 _DROPPED_BITS = 12
 """The lower bits of a float32, which bins ignore. The sign, 8 exponent bits and 11 mantissa bits
 are kept: 2^20 bins of a relative width of 2^-11."""
+_NUM_BINS = 1 << (32 - _DROPPED_BITS)
+_HALF = 1 << 31
+"""Half the number of float32 bit patterns: as many have each sign."""
 
 
 def ordered_bits(values: Tensor) -> NDArray[np.int32]:
@@ -330,16 +333,18 @@ def ordered_bits(values: Tensor) -> NDArray[np.int32]:
 
 
 def values_of_bits(ordered: Tensor) -> Tensor:
-    """Float64 values of float32 bit patterns (int64) as `ordered_bits` orders them, counted from
-    0."""
-    bits = torch.where(ordered >= 1 << 31, ordered - (1 << 31), -1 - ordered)
+    """Float64 values of float32 bit patterns (int64) in the order of `ordered_bits`, but numbered
+    from 0 instead of from −2^31."""
+    # The lower half are the negative numbers, whose patterns are mirrored.
+    bits = torch.where(ordered >= _HALF, ordered - _HALF, -1 - ordered)
     return bits.to(torch.int32).view(torch.float32).to(torch.float64)
 
 
 def float_bins(values: Tensor) -> Tensor:
     """The bin (int64) of each value among the 2^20 that all of float32 is divided into; bins ascend
     with the value."""
-    bins = (ordered_bits(values) >> _DROPPED_BITS) + (1 << 31 - _DROPPED_BITS)
+    # The patterns are signed; bins count from 0.
+    bins = (ordered_bits(values) >> _DROPPED_BITS) + _NUM_BINS // 2
     return torch.from_numpy(bins.astype(np.int64))
 
 
@@ -347,7 +352,7 @@ def float_bins(values: Tensor) -> Tensor:
 def lower_ends_of_bins() -> Tensor:
     """(2^20,) the smallest value of each of the bins of `float_bins`, float64; NaN and infinity for
     those at either end."""
-    bins = torch.arange(1 << (32 - _DROPPED_BITS), dtype=torch.int64)
+    bins = torch.arange(_NUM_BINS, dtype=torch.int64)
     return values_of_bits(bins << _DROPPED_BITS)
 
 
@@ -368,7 +373,7 @@ class Histogram(Additive):
 
     def __init__(self, value: Callable[[Batch], Tensor] | None = None) -> None:
         self.value = value
-        self.counts = torch.zeros(1 << (32 - _DROPPED_BITS), dtype=torch.int64)
+        self.counts = torch.zeros(_NUM_BINS, dtype=torch.int64)
 
     def update(self, batch: Batch) -> None:
         values = batch.features if self.value is None else self.value(batch)
@@ -390,12 +395,17 @@ class Histogram(Additive):
         rank_above = (rank_below + 1).clamp_max(total - 1)
         ranks = torch.stack([rank_below, rank_above]).to(torch.int64)
         bins = torch.searchsorted(cumulative, ranks, right=True)
-        first_bits = bins << _DROPPED_BITS
-        last_bits = (bins + 1 << _DROPPED_BITS) - 1
-        ends = values_of_bits(torch.stack([first_bits, last_bits]))
-        # Exact zeros dominate their bin in any network with a ReLU.
-        lower, upper = torch.where((ends == 0).any(dim=0), 0, ends.mean(dim=0))
+        lower, upper = _middles_of_bins(bins)
         return torch.lerp(lower, upper, position.frac())
+
+
+def _middles_of_bins(bins: Tensor) -> Tensor:
+    """Float64, the shape of `bins`: the middle of each of these bins of `float_bins`; 0 for those
+    next to it, which exact zeros dominate in any network with a ReLU."""
+    first = values_of_bits(bins << _DROPPED_BITS)
+    last = values_of_bits(((bins + 1) << _DROPPED_BITS) - 1)
+    is_next_to_zero = (first == 0) | (last == 0)
+    return torch.where(is_next_to_zero, 0, (first + last) / 2)
 
 
 class Bank(Additive):

@@ -135,29 +135,30 @@ def _image_intervals(
     a sum of histograms, however many pixels there are."""
     pooled = np.concatenate([*inside, *outside])
     edges = np.unique(np.quantile(pooled, np.linspace(0, 1, BOOTSTRAP_BINS + 1)[1:-1]))
-    bins = len(edges) + 1
-
     id_counts = _histograms(inside, edges)
     ood_counts = _histograms(outside, edges)
     num_images = len(inside)
     rng = np.random.default_rng(seed)
     found: list[tuple[float, float, float]] = []
-    levels = np.arange(bins, dtype=np.float64)
     for _ in range(draws):
         drawn_images = rng.integers(num_images, size=num_images)
         times_drawn = np.bincount(drawn_images, minlength=num_images)
-        ood_drawn = times_drawn @ ood_counts
-        id_drawn = times_drawn @ id_counts
-        is_filled = ood_drawn + id_drawn > 0
-        # From the lowest score up: the most OOD-like pixels first.
-        counts = Counts(ood_drawn[is_filled], id_drawn[is_filled], -levels[is_filled])
-        if counts.num_positive == 0 or counts.num_negative == 0:
-            continue
-        found.append(_measures(counts))
+        counts = _counts_of_bins(times_drawn @ id_counts, times_drawn @ ood_counts)
+        # A draw without any ID pixel, or any OOD pixel, has no measures.
+        if counts.num_positive > 0 and counts.num_negative > 0:
+            found.append(_measures(counts))
     if not found:
         return np.zeros(3), np.ones(3)
     tail = (1 - confidence) / 2
     return np.quantile(found, tail, axis=0), np.quantile(found, 1 - tail, axis=0)
+
+
+def _counts_of_bins(id_pixels: Floats, ood_pixels: Floats) -> Counts:
+    """The pixels in each bin, from the lowest scores up, OOD being positive."""
+    is_filled = id_pixels + ood_pixels > 0
+    # A number for each bin in place of its scores, falling: the most OOD-like pixels come first.
+    levels = -np.arange(len(id_pixels), dtype=np.float64)
+    return Counts(ood_pixels[is_filled], id_pixels[is_filled], levels[is_filled])
 
 
 def _histograms(scores_of_images: Sequence[Floats], edges: Floats) -> Floats:

@@ -60,10 +60,13 @@ def create(
 ) -> nn.Module:
     """A network by name, with its weights from `checkpoint` if given.
 
-    name: one of `list_models()`; `torchvision:NAME` or `timm:NAME`; a plain name that is not ours
-    is looked up in both; `package.module:function` calls any importable factory, with `num_classes`
-    if it takes it; options go to it. num_classes: None leaves it to the factory, and is 10
-    elsewhere.
+    Args:
+        name: one of `list_models()`; ``torchvision:NAME`` or ``timm:NAME``, or NAME alone, which is
+            looked up in both; or ``package.module:function``, a factory to be imported and called.
+        num_classes: C; None: as the factory has it, and 10 for all other names. A factory is given
+            it only if it takes an argument of this name.
+        checkpoint: weights, as `load_checkpoint` reads them.
+        **options: further arguments of the network's constructor or factory.
 
     >>> create("resnet20", num_classes=100).get_classifier()
     Linear(in_features=64, out_features=100, bias=True)

@@ -206,12 +206,19 @@ def regularization_gain(finding: Finding, settings: ModelSettings) -> None:
     axes = finding.axes(9, 3.4, 1, 2)[0]
     for axis, (cause, (where, label)) in zip(axes, CAUSES.items()):
         _decide_on_cause(cause, where, found, finding)
-        for name, part in found.items():
-            place = part[cause], 100 * part["gain"]
-            axis.scatter(*place, s=24, color=plot.INSIDE)
-            axis.annotate(name, place, fontsize=7, xytext=(4, 2), textcoords="offset points")
-        axis.axhline(0, color=plot.GREY, lw=0.8)
+        _draw_gain_over_cause(axis, cause, found)
         plot.label(axis, label, "gain in AUROC, points")
+
+
+def _draw_gain_over_cause(
+    axis: plot.Axes, cause: str, found: Mapping[str, Mapping[str, float]]
+) -> None:
+    for name, part in found.items():
+        x = part[cause]
+        y = 100 * part["gain"]
+        axis.scatter(x, y, s=24, color=plot.INSIDE)
+        axis.annotate(name, (x, y), fontsize=7, xytext=(4, 2), textcoords="offset points")
+    axis.axhline(0, color=plot.GREY, lw=0.8)
 
 
 def _decide_on_cause(

@@ -68,7 +68,9 @@ def fetch(
             return target
         for attempt in range(1, _ATTEMPTS + 1):
             is_last = attempt == _ATTEMPTS
-            start = _size(part) if digest else 0
+            start = 0
+            if digest:
+                start = _size(part)
             try:
                 _append(url, part, start, progress)
             except DownloadError:
@@ -79,16 +81,18 @@ def fetch(
                     continue
                 reason = getattr(error, "reason", None) or one_line(error)
                 raise DownloadError(f"download of {url} failed ({reason})") from error
-            found = None if digest is None else hash_file(part, algorithm)
+            if not digest:
+                break
+            found = hash_file(part, algorithm)
             if found == digest:
-                os.replace(part, target)
-                return target
+                break
             part.unlink()
             # Bytes that an earlier attempt left may be wrong: only then can another one help.
             if start == 0 or is_last:
                 raise DownloadError(
                     f"{url} has {algorithm} {found}, expected {digest}; it was not kept"
                 )
+        os.replace(part, target)
     return target
 
 
