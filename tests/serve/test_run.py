@@ -150,6 +150,29 @@ def test_workers_share_one_view_and_a_killed_one_is_replaced(
     service.until(lambda: service.samples() >= 102)
 
 
+def test_a_worker_that_is_stopped_is_replaced_and_the_others_go_on(start, guard_file: Path) -> None:
+    service = start(guard_file, "--workers", 2, "--timeout", 1)
+    stopped, other = service.workers()
+    os.kill(stopped, signal.SIGSTOP)
+
+    def is_replaced() -> bool:
+        workers = service.workers()
+        return len(workers) == 2 and stopped not in workers
+
+    service.until(is_replaced)
+    assert other in service.workers()
+    service.until(lambda: httpx.get(f"{service.url}/v2/health/ready").status_code == 200)
+    assert "has not gone on" in "".join(service.lines)
+
+
+def test_a_hangup_of_the_whole_group_ends_no_worker(start, guard_file: Path) -> None:
+    service = start(guard_file, "--workers", 2)
+    workers = service.workers()
+    os.killpg(service.process.pid, signal.SIGHUP)
+    service.until(lambda: "loaded" in "".join(service.lines))
+    assert service.workers() == workers
+
+
 def test_connections_that_come_in_a_burst_are_shared_out_among_the_workers(
     start, guard_file: Path, tmp_path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import multiprocessing
@@ -33,6 +34,8 @@ log = logging.getLogger("fdbd.serve")
 
 _START_SECONDS = 300.0
 """How long the processes may take to load the guard."""
+_LOOK_SECONDS = 1.0
+"""How often the supervisor looks at its processes, and each of them says that it goes on."""
 _LAST_SECONDS = 5.0
 """How long after the time of a request a process that was told to end may still be there."""
 
@@ -318,6 +321,28 @@ def _end_if_stuck(app: App) -> None:
     os._exit(1)
 
 
+@dataclass
+class _Worker:
+    """One process of several, and whether it goes on."""
+
+    process: multiprocessing.process.BaseProcess
+    beats: Any
+    """A shared number to which the process adds one now and then, once it answers."""
+    beats_seen: int = 0
+    silent_for: float = 0.0
+    """Seconds of the supervisor's without a beat. If all were stopped together, as by a machine
+    that is suspended, none of them has been silent."""
+
+    def listen(self, seconds: float) -> None:
+        """Look for beats of the last seconds."""
+        beats = self.beats.value
+        if beats == self.beats_seen:
+            self.silent_for += seconds
+        else:
+            self.silent_for = 0.0
+        self.beats_seen = beats
+
+
 class _Supervisor:
     """Keeps processes answering on a port that this one has bound, until it is told to end."""
 
@@ -326,7 +351,7 @@ class _Supervisor:
         self._host = host
         self._port = port
         self._spawn = multiprocessing.get_context("spawn")
-        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._workers: list[_Worker] = []
         self._is_ending = False
         self._orders = Orders.in_new_folder()
 
@@ -362,45 +387,70 @@ class _Supervisor:
         """Start one process. Returns the connection on which it reports that it answers, or why it
         cannot."""
         receiving, sending = self._spawn.Pipe(duplex=False)
-        arguments = (self._service, self._host, self._port, self._orders, sending)
+        beats = self._spawn.Value("Q", lock=False)
+        arguments = (self._service, self._host, self._port, self._orders, sending, beats)
         process = self._spawn.Process(target=_work, args=arguments)
         process.start()
         sending.close()
-        self._processes.append(process)
+        self._workers.append(_Worker(process, beats))
         return receiving
 
     def _keep(self) -> None:
-        """Replace processes that end, until all were told to."""
-        while self._processes:
-            connection.wait([process.sentinel for process in self._processes], timeout=1)
-            for process in list(self._processes):
-                if process.is_alive():
-                    continue
-                self._processes.remove(process)
-                if not self._is_ending:
-                    message = "a process ended and is replaced"
-                    log.warning({"message": message, "exit_code": process.exitcode})
-                    # Not at once: a process that cannot start would take the processor from the
-                    # others.
-                    time.sleep(0.2)
-                    self._start()
-            if self._is_ending:
-                self._join_all()
+        """Replace processes that end or do not go on, until all are told to end."""
+        while not self._is_ending:
+            start = time.monotonic()
+            sentinels = [worker.process.sentinel for worker in self._workers]
+            connection.wait(sentinels, timeout=_LOOK_SECONDS)
+            self._kill_silent(min(time.monotonic() - start, 2 * _LOOK_SECONDS))
+            self._replace_ended()
+        self._join_all()
+
+    def _kill_silent(self, seconds: float) -> None:
+        """Kill processes that have not gone on for longer than a hanging model may take: they were
+        stopped, or something in them does not let go of Python's lock."""
+        for worker in self._workers:
+            worker.listen(seconds)
+            patience = 2 * self._service.settings.timeout + _LAST_SECONDS
+            if not worker.beats_seen:
+                patience = _START_SECONDS
+            if worker.silent_for > patience and worker.process.is_alive():
+                log.error("a process has not gone on for %.0f s and is killed", worker.silent_for)
+                worker.process.kill()
+                worker.process.join()
+
+    def _replace_ended(self) -> None:
+        """Start a process for each that has ended, or could not be started before."""
+        for worker in list(self._workers):
+            if not worker.process.is_alive():
+                self._workers.remove(worker)
+                message = "a process ended and is replaced"
+                log.warning({"message": message, "exit_code": worker.process.exitcode})
+        while len(self._workers) < self._service.workers and not self._is_ending:
+            # Not at once: a process that cannot start would take the processor from the others.
+            time.sleep(0.2)
+            try:
+                self._start()
+            except OSError as error:
+                # The system has no memory or no process left; the next look tries again.
+                log.error("a process could not be started: %s", error)
+                return
 
     def _end(self, *_: Any) -> None:
         self._is_ending = True
-        for process in self._processes:
-            process.terminate()
+        for worker in self._workers:
+            worker.process.terminate()
 
     def _join_all(self) -> None:
         """Wait for the processes as long as they may take, then kill them."""
+        # Once more: one of them may have been starting when the others were told.
+        self._end()
         deadline = time.monotonic() + self._service.settings.timeout + 2 * _LAST_SECONDS
-        for process in self._processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-        self._processes.clear()
+        for worker in self._workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+        self._workers.clear()
 
 
 def _next_report(report: connection.Connection, deadline: float) -> dict[str, str]:
@@ -415,17 +465,24 @@ def _next_report(report: connection.Connection, deadline: float) -> dict[str, st
 
 
 def _work(
-    service: Service, host: str, port: int, orders: Orders, report: connection.Connection
+    service: Service,
+    host: str,
+    port: int,
+    orders: Orders,
+    report: connection.Connection,
+    beats: Any,
 ) -> None:
     """One of several processes. Each has a socket of its own, and the system spreads new
     connections over them: on one common socket, the process that wakes first might take a whole
     burst."""
-    # Ctrl-C reaches the supervisor, which ends the others by SIGTERM.
+    # Signals to the whole group reach the supervisor, too, which tells the others what to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     log_json()
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
 
     def is_up(app: App) -> None:
+        app.process.spawn(_beat(beats))
         # Nobody reads the report of a process that replaces another.
         with contextlib.suppress(OSError):
             report.send({"what": _describe_all(app)})
@@ -440,6 +497,13 @@ def _work(
         with contextlib.suppress(OSError):
             report.send({"error": str(error)})
         raise SystemExit(2) from None
+
+
+async def _beat(beats: Any) -> None:
+    """Tell the supervisor that this process goes on, as long as its event loop does."""
+    while True:
+        beats.value += 1
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _end_with_supervisor() -> None:
