@@ -37,13 +37,14 @@ ALONE = ("ssd", "csi", "residual", "neco", "deviation")
 SHAPED = ("react", "ash-p", "ash-b", "ash-s", "scale", "vra", "lts")
 AS_FAST = 0.8
 """Least speed relative to pytorch-ood: at most a fifth slower."""
+# All that need no network; an ensemble is the sum of its members.
 NAMES = (
     *("msp", "maxlogit", "energy", "entropy", "gen", "tempscale", "klm", "openmax"),
     *("fdbd", "mds", "rmds", "vim", "nci", "she", "dice", "gradnorm"),
     *SHAPED,
     *NEIGHBOURS,
     *("ssd", "residual", "neco", "deviation"),
-)  # all that need no network; an ensemble is the sum of its members
+)
 
 
 TITLES = {
@@ -131,7 +132,8 @@ def theirs(name: str, arrays: Arrays) -> Side | None:
     if name in ALONE:
         return None
     arrays = thinned(name, arrays)
-    weight, bias = arrays.head.weight, arrays.head.bias
+    weight = arrays.head.weight
+    bias = arrays.head.bias
     linear = nn.Linear(weight.shape[1], weight.shape[0])
     linear.load_state_dict({"weight": weight, "bias": bias})
     width = weight.shape[1]
@@ -421,8 +423,12 @@ def cells(row: Row) -> list[str]:
     def megabytes(count: int) -> str:
         return f"{count / 1e6:.0f}"
 
+    their_fit = "–"
+    their_score = "–"
     has_peer = not np.isnan(row.score_ratio)
-    their_fit, their_score = (megabytes(count) if has_peer else "–" for count in row.their_bytes)
+    if has_peer:
+        their_fit = megabytes(row.their_bytes[0])
+        their_score = megabytes(row.their_bytes[1])
     return [
         row.name,
         seconds_text(row.fit),

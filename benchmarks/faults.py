@@ -302,9 +302,10 @@ def kill_scoring(place: Path, chance: random.Random) -> None:
     run = command(place, *SCORE)
     expect(run.code == 0, f"the second run: {run.text[-300:]}")
     check_scores(place, "today")
-    left = [
-        path.name for path in place.iterdir() if ".parts" in path.name or path.name.startswith(".")
-    ]
+    left = []
+    for path in place.iterdir():
+        if ".parts" in path.name or path.name.startswith("."):
+            left.append(path.name)
     expect(not left, f"drafts are left: {left}")
 
 
@@ -318,8 +319,10 @@ def kill_images(place: Path, chance: random.Random) -> None:
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     deadline = time.monotonic() + 20
-    while (left := session(child.pid)) and time.monotonic() < deadline:
+    left = session(child.pid)
+    while left and time.monotonic() < deadline:
         time.sleep(0.1)
+        left = session(child.pid)
     expect(not left, f"processes of the killed command are left: {left}")
     run = command(place, *words)
     expect(run.code == 0, f"the second run: {run.text[-300:]}")
@@ -744,9 +747,13 @@ def forge(place: Path, chance: random.Random) -> None:
             ["fdbd"] * 1000,
         ]
         place_in = description
-        while (
-            inner := [value for value in place_in.values() if isinstance(value, dict) and value]
-        ) and (chance.random() < 0.7 or place_in is description):
+        while True:
+            inner = [value for value in place_in.values() if isinstance(value, dict) and value]
+            if not inner:
+                break
+            goes_deeper = chance.random() < 0.7
+            if not goes_deeper and place_in is not description:
+                break
             place_in = chance.choice(inner)
         place_in[chance.choice(sorted(place_in))] = chance.choice(values)
     path = place / "forged.safetensors"
@@ -760,7 +767,9 @@ def forge(place: Path, chance: random.Random) -> None:
     finally:
         signal.alarm(0)
     values, _ = features(16, 5)
-    values[3, 2], values[7, 1], values[11] = float("nan"), float("inf"), -float("inf")
+    values[3, 2] = float("nan")
+    values[7, 1] = float("inf")
+    values[11] = -float("inf")
     try:
         decision = guard.decide(fdbd.Batch(values))
     except (ValueError, RuntimeError) as error:
@@ -1170,7 +1179,11 @@ def write_page(rows: dict[str, str]) -> None:
         for line in table.splitlines()
         if line.startswith("| ")
     }
-    lines = [line for each in FAULTS if (line := rows.get(each.name, old.get(each.name)))]
+    lines = []
+    for each in FAULTS:
+        line = rows.get(each.name, old.get(each.name))
+        if line:
+            lines.append(line)
     tried = sum(int(line.split(" | ")[1]) for line in lines)
     told = (
         f"{tried:,} tries; the last of them on {time.strftime('%Y-%m-%d')}, with fdbd"
@@ -1190,7 +1203,8 @@ def prepare(base: Path) -> None:
 
     def make() -> None:
         make_base(BASE)
-        (values, labels), (calibration, _) = features(500, 1), features(200, 2)
+        values, labels = features(500, 1)
+        calibration, _ = features(200, 2)
         for name in DETECTORS:
             guard = fdbd.Guard(head(), name).fit([fdbd.Batch(values, None, labels)], progress=False)
             guard.calibrate([fdbd.Batch(calibration)], progress=False)

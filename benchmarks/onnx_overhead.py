@@ -85,11 +85,11 @@ def main() -> None:
     own = cpu_seconds(contenders, options.rounds * 3)
     rows = []
     for name in sessions:
-        wall, cpu = (
-            times.ratio(name, BASE) - 1,
-            median(a / b for a, b in zip(own[name], own[BASE])) - 1,
-        )
-        overheads = ["", ""] if name == BASE else [f"{wall:+.2%}", f"{cpu:+.2%}"]
+        wall = times.ratio(name, BASE) - 1
+        cpu = median(a / b for a, b in zip(own[name], own[BASE])) - 1
+        overheads = ["", ""]
+        if name != BASE:
+            overheads = [f"{wall:+.2%}", f"{cpu:+.2%}"]
         rows.append(
             [
                 name,

@@ -37,11 +37,14 @@ def measure(
     scored = on_ray.score(guard, images, preprocess=card.preprocess, workers=pool)
     total = images.count()
     begin = time.perf_counter()
-    rows, warm_rows, warm_time = 0, 0, begin
+    rows = 0
+    warm_rows = 0
+    warm_time = begin
     for block in scored.iter_batches(batch_size=None, batch_format="pyarrow"):
         rows += len(block)
         if not warm_rows and rows >= WARM * total:
-            warm_rows, warm_time = rows, time.perf_counter()
+            warm_rows = rows
+            warm_time = time.perf_counter()
     end = time.perf_counter()
     if rows != total:
         raise RuntimeError(f"{rows} rows came back of {total}")

@@ -198,7 +198,8 @@ def _missed(shape: str, timings: Timings, classes: int) -> list[str]:
             f"{shape}: {timings.ratio('labels', 'read'):.2f} × the read with labels, not 1.5 ×"
         )
     for given, many, few in (("labels", 20, 8), ("logits", 10, 5)):
-        least, ratio = many if classes >= 1_000 else few, timings.ratio(PEER, given)
+        least = many if classes >= 1_000 else few
+        ratio = timings.ratio(PEER, given)
         if ratio < least:
             found.append(f"{shape}: {ratio:.1f} × faster than {PEER} with {given}, not {least} ×")
     return found
@@ -218,10 +219,11 @@ def _ratios(timings: Timings) -> list[str]:
         ("head", "labels"),
     ]
     pairs.append(("logits", "head"))
-    return [
-        f"{timings.ratio(a, b):.2f}" if b in (*reads, "head") else f"{timings.ratio(a, b):.0f}"
-        for a, b in pairs
-    ]
+    found = []
+    for a, b in pairs:
+        digits = 2 if b in (*reads, "head") else 0
+        found.append(f"{timings.ratio(a, b):.{digits}f}")
+    return found
 
 
 def one_sample() -> str:
@@ -249,16 +251,20 @@ def one_sample() -> str:
 
 
 def fit_cost(quick: bool) -> str:
-    rows, missed = [], []
+    rows = []
+    missed = []
     for count, width, classes in SHAPES[:3]:
-        features = torch.randn(count // 10 if quick else count, width)
+        num_rows = count // 10 if quick else count
+        features = torch.randn(num_rows, width)
         batch = Batch(features)
         head = Head(torch.randn(classes, width), torch.zeros(classes))
         contenders = {"read": features.sum, "pass": lambda b=batch, w=width: Mean(w).update(b)}
         if classes == 10:
             contenders["whole fit"] = lambda b=batch, h=head: FDBD().fit(b, h)
         timings = interleaved(contenders, rounds=5 if quick else 11)
-        whole = f"{timings.ratio('whole fit', 'read'):.2f}" if "whole fit" in contenders else "–"
+        whole = "–"
+        if "whole fit" in contenders:
+            whole = f"{timings.ratio('whole fit', 'read'):.2f}"
         for name in contenders:
             if timings.ratio(name, "read") > 1.5:
                 missed.append(
@@ -274,9 +280,8 @@ def fit_cost(quick: bool) -> str:
                 whole,
             ]
         )
-    memory = [
-        [f"{n:,} × 512", *_streaming(n)] for n in ((5_000, 50_000) if quick else (50_000, 500_000))
-    ]
+    counts = (5_000, 50_000) if quick else (50_000, 500_000)
+    memory = [[f"{count:,} × 512", *_streaming(count)] for count in counts]
     return (
         "The pass over the training data compared with one read of them (target 1.5), and the whole"
         " fit for small C:\n\n"

@@ -95,10 +95,12 @@ class Service:
             env={**os.environ, **environment},
         )
         deadline = time.monotonic() + 180
-        while not (found := re.search(r"serving on http://127\.0\.0\.1:(\d+)", self.text())):
+        found = None
+        while found is None:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the service did not start:\n{self.text()}")
             time.sleep(0.1)
+            found = re.search(r"serving on http://127\.0\.0\.1:(\d+)", self.text())
         self.port = int(found[1])
 
     def text(self) -> str:

@@ -97,7 +97,8 @@ def test_from_an_empty_home_to_a_guard_in_production(tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         archive.extractall(home, filter="data")
     source = home / sdist.name.removesuffix(".tar.gz")
-    shutil.rmtree(source / "src")  # the site is that of the wheel
+    # The site is that of the wheel.
+    shutil.rmtree(source / "src")
     site = home / "site"
     tool.run(
         python, "-m", "sphinx", "--fail-on-warning", "--quiet", source / "docs", site, folder=home
@@ -106,7 +107,8 @@ def test_from_an_empty_home_to_a_guard_in_production(tmp_path: Path) -> None:
     notebooks = sorted((site / "tutorials").glob("*.ipynb"))
     tutorials = {path.stem for path in (source / "docs" / "tutorials").glob("*.md")}
     assert {path.stem for path in notebooks} == tutorials - {"index"}
-    for notebook in notebooks:  # the build has run them
+    # The build has run them.
+    for notebook in notebooks:
         cells = [
             cell
             for cell in json.loads(notebook.read_text())["cells"]

@@ -30,7 +30,8 @@ from fdbd.core.pixels import decode
 from fdbd.networks.checkpoint import load_plain, read_weights
 from fdbd.util.archive import extract
 
-pytestmark = pytest.mark.timeout(240)  # a hang is a failure
+# A hang is a failure.
+pytestmark = pytest.mark.timeout(240)
 few = settings(
     max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -238,7 +239,8 @@ def test_a_forged_guard_with_a_right_checksum_is_refused_or_works(
         found = settled(lambda: guard.decide(fdbd.Batch(PROBE)))
         if found is not None:
             assert found.is_ood.shape == (8,)
-            assert found.is_ood[~torch.isfinite(found.scores)].all()  # nothing unknown is accepted
+            # Nothing unknown is accepted.
+            assert found.is_ood[~torch.isfinite(found.scores)].all()
         settled(lambda: guard.calibrate([fdbd.Batch(PROBE.repeat(5, 1))], progress=False))
 
 

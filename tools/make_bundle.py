@@ -83,7 +83,8 @@ def _imagenet(
         load(name, "test", for_size=size) for name in ("imagenet-sample", "textures", "sun")
     )
     found = {images.name: features(images) for images in (test, textures, sun)}
-    inside, scenes = found[test.name], found[sun.name]
+    inside = found[test.name]
+    scenes = found[sun.name]
     assert sun.paths is not None
     near = torch.tensor(
         [sun.paths[row].name.startswith(NEAR_SCENES) for row in scenes.positions.tolist()]

@@ -78,7 +78,8 @@ def start_extraction(root: Path, log: Path) -> subprocess.Popen[bytes]:
     code = "import runpy, sys; runpy.run_path(sys.argv[1])['extract_slowly'](*sys.argv[2:])"
     process = subprocess.Popen([sys.executable, "-c", code, __file__, str(root), str(log)])
     deadline = time.time() + 300
-    while num_passes(log) < 5:  # two shards of two batches are done, the third is under way
+    # Two shards of two batches are done, the third is under way.
+    while num_passes(log) < 5:
         assert process.poll() is None, "the extraction ended early"
         assert time.time() < deadline
         time.sleep(0.02)
@@ -206,9 +207,8 @@ def test_a_real_classifier_brings_its_layers(cache: FeatureCache) -> None:
     assert found.layers is not None
     torch.testing.assert_close(found.layers["0"], expected.layers["0"])
     assert next(found.batches(7)).layers["0"].shape == (7, 5)  # type: ignore[index]
-    assert (
-        cache.features(Classifier(model), images, PREPROCESS).num_computed == 40
-    )  # other layers, other entry
+    # Other layers, other entry.
+    assert cache.features(Classifier(model), images, PREPROCESS).num_computed == 40
 
 
 def test_progress_counts_to_the_end(cache: FeatureCache) -> None:
@@ -221,7 +221,8 @@ def test_progress_counts_to_the_end(cache: FeatureCache) -> None:
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     seen.clear()
     cache.features(Network(), pictures(), PREPROCESS, progress=lambda *args: seen.append(args))
-    assert seen == [(100, 100)]  # nothing is left to do
+    # Nothing is left to do.
+    assert seen == [(100, 100)]
 
 
 # Killed, interrupted, twice at once.
@@ -238,7 +239,8 @@ def test_a_killed_extraction_resumes_and_repeats_no_finished_shard(
     assert not entry.is_complete
     done = entry.rows_done
     assert 2 * SHARD_ROWS <= done < 100
-    (entry.path / ".0badcafe.manifest.json").write_bytes(b'{"arrays"')  # as a kill may leave it
+    # As a kill may leave it.
+    (entry.path / ".0badcafe.manifest.json").write_bytes(b'{"arrays"')
     network = Network()
     images = pictures()
     found = cache.features(network, images, PREPROCESS, batch_size=8)
@@ -255,10 +257,12 @@ def test_two_runs_at_once_share_one_pass(cache: FeatureCache, tmp_path: Path) ->
     process = start_extraction(cache.root, tmp_path / "log")
     network = Network()
     images = pictures()
-    found = cache.features(network, images, PREPROCESS, batch_size=8)  # waits for the other
+    # Waits for the other.
+    found = cache.features(network, images, PREPROCESS, batch_size=8)
     assert process.wait() == 0
     assert network.num_images == 0
-    assert num_passes(tmp_path / "log") == 13  # 6 shards of 16 and one of 4, in batches of 8
+    # 6 shards of 16 and one of 4, in batches of 8.
+    assert num_passes(tmp_path / "log") == 13
     check(found, images, network)
 
 
@@ -343,13 +347,15 @@ def test_a_damaged_part_is_found_by_verify_and_only_it_is_computed_again(
     before = cache.features(Network(), images, PREPROCESS, batch_size=8).features.clone()
     assert cache.verify() == ()
     (path,) = entry_files(cache, "features-*.npy")
-    flip_byte(path, path.stat().st_size - 4 * SHARD_ROWS * 6 * 2)  # in the last but one whole shard
+    # In the last but one whole shard.
+    flip_byte(path, path.stat().st_size - 4 * SHARD_ROWS * 6 * 2)
     (problem,) = cache.verify()
     assert problem.key == cache.list()[0].key
     assert problem.shard == 4
     assert "checksum is wrong" in problem.reason
     assert not cache.list()[0].is_complete
-    assert cache.verify() == ()  # it is struck off already
+    # It is struck off already.
+    assert cache.verify() == ()
     network = Network()
     found = cache.features(network, images, PREPROCESS, batch_size=8)
     assert network.num_images == SHARD_ROWS
@@ -378,7 +384,8 @@ def test_damaged_shards_of_an_unfinished_entry_are_computed_again(cache: Feature
     assert cache.list()[0].rows_done == 3 * SHARD_ROWS
     (path,) = entry_files(cache, "features-*.npy")
     for shard in (0, 1):
-        flip_byte(path, 128 + 4 * 6 * SHARD_ROWS * shard)  # after the header of 128 bytes
+        # After the header of 128 bytes.
+        flip_byte(path, 128 + 4 * 6 * SHARD_ROWS * shard)
     assert [problem.shard for problem in cache.verify()] == [0, 1]
     network = Network()
     images = pictures()
@@ -407,7 +414,8 @@ def test_any_other_damage_is_survived(cache: FeatureCache, damage: str) -> None:
     check(cache.features(network, images, PREPROCESS), images, network)
     assert network.num_images == (0 if damage == "about" else 100)
     assert cache.list()[0].is_complete
-    assert len(entry_files(cache, "*.npy")) == 1  # nothing is left behind
+    # Nothing is left behind.
+    assert len(entry_files(cache, "*.npy")) == 1
 
 
 # Files that are no images.
@@ -442,7 +450,8 @@ def test_an_undecodable_image_is_reported_counted_and_left_out(
     bad = tmp_path / "set" / "1" / "07.png"
     bad.write_bytes(b"this was a picture once")
     images = from_folder(tmp_path / "set")
-    for expected_passes in (19, 0):  # computed, then from the cache
+    # Computed, then from the cache.
+    for expected_passes in (19, 0):
         network = Network()
         found = cache.features(network, images, PREPROCESS, batch_size=6)
         assert network.num_images == expected_passes
@@ -462,9 +471,8 @@ def test_a_shard_with_no_good_image_does_not_stop_the_others(
 ) -> None:
     write_folder(tmp_path / "set", 40)
     for number in range(0, 40, 2):
-        (tmp_path / "set" / "0" / f"{number:02d}.png").write_bytes(
-            b""
-        )  # rows 0 to 19: all of the first shard
+        # Rows 0 to 19: all of the first shard.
+        (tmp_path / "set" / "0" / f"{number:02d}.png").write_bytes(b"")
     found = cache.features(Network(), from_folder(tmp_path / "set"), PREPROCESS)
     assert len(found.failures) == 20
     assert found.features.shape == (20, 6)

@@ -186,7 +186,8 @@ def test_a_benchmark_on_ones_own_folders_has_their_names_limits_and_keys(own_dat
     assert benchmark.groups == {"both": ("first", "second")}
     assert len({part.key for part in (benchmark.test, *benchmark.ood)}) == 3
     assert any(line.startswith("first: 4 images") for line in said)
-    assert any("no better than guessing" in line for line in said)  # the images are noise
+    # The images are noise.
+    assert any("no better than guessing" in line for line in said)
     again = benchmark_of(config, FeatureCache(own_data / "cache"), said.append, device="cpu")
     assert torch.equal(again.test.features, benchmark.test.features)
 

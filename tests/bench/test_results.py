@@ -140,9 +140,8 @@ def test_at_any_width_each_column_is_whole_or_named_as_left_out(
     for name in ("average", "hard", "near", "far away", "a/rather-long_name", "µs per sample"):
         assert name in head or name in left_out or name in left_out.replace(" ", "")
     named = left_out.partition(".")[0]
-    assert named.count("µs per sample") == named.count(
-        "µs per sample at batch "
-    )  # which of the two it is
+    # Which of the two it is.
+    assert named.count("µs per sample") == named.count("µs per sample at batch ")
 
 
 def test_results_come_back_from_their_file(results: fdbd.Results, tmp_path: Path) -> None:

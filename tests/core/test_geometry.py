@@ -311,9 +311,8 @@ def test_exact_distances_meet_the_conditions_of_optimality(seed):
 def test_a_class_that_is_never_predicted_is_infinitely_far():
     head = random_head(6, 4, 3)
     head.weight[5] = (head.weight[0] + head.weight[1]) / 2
-    head.bias[5] = (
-        head.bias[0] + head.bias[1]
-    ) / 2 - 1  # its logit lies 1 below the mean of two others, everywhere
+    # Its logit lies 1 below the mean of two others, everywhere.
+    head.bias[5] = (head.bias[0] + head.bias[1]) / 2 - 1
     features = random_features(30, 4)
     exact = geometry.exact_distances(features, head)
     closed = geometry.distances(features, head)
@@ -327,15 +326,19 @@ def test_duplicated_classes_share_a_region_or_have_none():
     head = random_head(5, 4, 8)
     features = random_features(60, 4)
     alone = geometry.exact_distances(features, Head(head.weight[:4], head.bias[:4]))
-    head.weight[4], head.bias[4] = head.weight[2], head.bias[2]  # a twin: the same region
+    # A twin: the same region.
+    head.weight[4], head.bias[4] = head.weight[2], head.bias[2]
     both = geometry.exact_distances(features, head)
     predicted = head(features).argmax(dim=1)
-    rows = (predicted != 2) & (predicted != 4)  # rounding may let either of the two win
+    # Rounding may let either of the two win.
+    rows = (predicted != 2) & (predicted != 4)
     torch.testing.assert_close(both[rows, 4], both[rows, 2])
     torch.testing.assert_close(both[rows, :4], alone[rows], equal_nan=True)
     between_twins = both[~rows][:, [2, 4]]
-    assert (between_twins.isnan() | between_twins.isinf()).all()  # no boundary to one's own twin
-    head.bias[4] -= 1e-3  # always just below its twin: never predicted
+    # No boundary to one's own twin.
+    assert (between_twins.isnan() | between_twins.isinf()).all()
+    # Always just below its twin: never predicted.
+    head.bias[4] -= 1e-3
     assert (geometry.exact_distances(features, head)[:, 4] == math.inf).all()
 
 
@@ -346,7 +349,8 @@ def test_exact_distances_do_not_depend_on_the_units_of_the_logits(seed, scale, s
     features = random_features(4, 5, seed + 1)
     exact = geometry.exact_distances(features, head)
     assume(not (exact > 1e5).logical_and(exact < math.inf).any())
-    common = random_features(1, 5, seed + 2)[0] * shift  # added to every row: no difference changes
+    # Added to every row: no difference changes.
+    common = random_features(1, 5, seed + 2)[0] * shift
     moved = Head((head.weight + common) * scale, head.bias * scale)
     torch.testing.assert_close(
         geometry.exact_distances(features, moved), exact, rtol=1e-6, atol=1e-8, equal_nan=True
@@ -370,7 +374,8 @@ def test_exact_distances_take_float32_features_and_many_classes():
     assert (exact[finite] >= closed[finite]).all()
     moved = exact[finite] / closed[finite]
     assert moved.min() == 1
-    assert moved.max() > 1.01  # the closed form is a bound, not the distance
+    # The closed form is a bound, not the distance.
+    assert moved.max() > 1.01
 
 
 def test_squared_distances_are_those_of_the_differences():

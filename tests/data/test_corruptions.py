@@ -72,9 +72,8 @@ def test_gaussian_noise_has_the_published_deviation(severity: int, sigma: float)
 
 
 def test_shot_noise_has_the_variance_of_photon_counts() -> None:
-    grey = np.full(
-        (20, 32, 32, 3), 102, np.uint8
-    )  # 0.4 of full scale; at severity 5 that is 20 photons
+    # 0.4 of full scale; at severity 5 that is 20 photons.
+    grey = np.full((20, 32, 32, 3), 102, np.uint8)
     assert corrupt(grey, "shot_noise", 5).std() / 255 == pytest.approx(math.sqrt(20) / 50, rel=0.02)
 
 
@@ -102,9 +101,8 @@ def test_brightness_adds_to_the_value_of_hsv(images: np.ndarray) -> None:
         hue, saturation, value = colorsys.rgb_to_hsv(*(images[1, row, column] / 255.0))
         expected = np.array(colorsys.hsv_to_rgb(hue, saturation, min(value + 0.2, 1))) * 255
         np.testing.assert_allclose(out[1, row, column], expected, atol=1)
-    assert (
-        corrupt(np.zeros((1, 32, 32, 3), np.uint8), "brightness", 4).max() == 51
-    )  # black has no hue to keep
+    # Black has no hue to keep.
+    assert corrupt(np.zeros((1, 32, 32, 3), np.uint8), "brightness", 4).max() == 51
 
 
 def test_motion_blur_is_half_a_gaussian_along_a_line() -> None:
@@ -161,7 +159,8 @@ def test_an_elastic_map_sends_the_moved_corners_back() -> None:
     draw = corruptions._draws(5)
     shift = corruptions._draws(5)("uniform", -0.08 * 32, 0.08 * 32, size=(1, 3, 2))[0]
     out = corruptions._elastic_transform(picture, 0, draw)[0] * 31
-    corners = np.array([[26, 26], [26, 6], [6, 6]])  # centre 16, a third of the side 10: (x, y)
+    # Centre 16, a third of the side 10: (x, y).
+    corners = np.array([[26, 26], [26, 6], [6, 6]])
     for corner, moved in zip(corners, corners + shift):
         left, top = np.floor(moved).astype(int)
         right, down = moved - (left, top)
@@ -180,9 +179,8 @@ def test_glass_blur_takes_every_pixel_from_its_neighbourhood() -> None:
     ).astype(np.uint8)
     out = corrupt(colours, "glass_blur", 1)
     assert not np.array_equal(out, colours)
-    assert (
-        np.abs(out.astype(int) - colours)[..., 1] <= 1
-    ).all()  # 256 pixels are 8 rows: nothing moves that far
+    # 256 pixels are 8 rows: nothing moves that far.
+    assert (np.abs(out.astype(int) - colours)[..., 1] <= 1).all()
 
 
 def test_fog_is_a_cloud_from_nought_to_one() -> None:

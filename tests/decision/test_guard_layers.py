@@ -134,6 +134,5 @@ def test_cached_features_with_their_layers_are_decided_on_like_their_images(
         alone.decide(fdbd.Batch(batch.features))
     labelled = batch._replace(labels=torch.arange(20) % 3)
     by_features = fdbd.Guard(make_model(), fdbd.MDS(layers=("0", "4"))).fit([labelled])
-    assert torch.allclose(
-        by_features.detector.weights, torch.full((3,), 1 / 3)
-    )  # nothing to weigh them by
+    # There is nothing to weigh the detectors by.
+    assert torch.allclose(by_features.detector.weights, torch.full((3,), 1 / 3))

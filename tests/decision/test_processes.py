@@ -165,7 +165,8 @@ def test_gunicorn_answers_from_workers_when_the_guard_is_loaded_before_they_are_
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=20) as response:
                     answers.append(json.load(response))
             except (ConnectionError, urllib.error.URLError):
-                time.sleep(0.3)  # not listening yet
+                # Not listening yet.
+                time.sleep(0.3)
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(30)

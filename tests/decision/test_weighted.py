@@ -42,7 +42,8 @@ def test_the_level_holds_under_the_shift_that_the_ratios_describe() -> None:
         plain += int(fdbd.Threshold.conformal(calibration, alpha).p_values(score) <= alpha)
     slack = 3 * (alpha * (1 - alpha) / trials) ** 0.5
     assert flagged / trials <= alpha + slack
-    assert plain / trials > alpha + slack  # what the weights are for
+    # What the weights are for.
+    assert plain / trials > alpha + slack
 
 
 def test_scores_that_are_not_finite_get_the_smallest_p_value() -> None:

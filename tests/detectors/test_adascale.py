@@ -96,7 +96,8 @@ def test_only_the_pixels_that_matter_least_are_moved() -> None:
     model(inputs).amax(dim=1).sum().backward()
     gradient = inputs.grad.flatten(1)
     for row in range(6):
-        trivial = gradient[row].abs().argsort()[:12]  # 25 % of 48
+        # 25 % of 48.
+        trivial = gradient[row].abs().argsort()[:12]
         expected = torch.zeros(48, dtype=torch.float64)
         expected[trivial] = 0.3 * gradient[row, trivial].sign()
         torch.testing.assert_close(moved[row], expected)

@@ -22,7 +22,8 @@ def plain(name: str) -> Detector:
     return fdbd.create(name, **SMALL.get(name, {}))
 
 
-def is_ours(name: str) -> bool:  # other tests register detectors of their own
+# Other tests register detectors of their own.
+def is_ours(name: str) -> bool:
     return registered()[name].__module__.startswith("fdbd.")
 
 

@@ -95,7 +95,8 @@ def test_scores_of_logits_equal_pytorch_ood(classes, temperature, dtype):
     logits = make_logits(classes, dtype)
     for kind, theirs in ((MSP, peer.MaxSoftmax), (Energy, peer.EnergyBased)):
         scores = make_detector(kind, classes, temperature, dtype).score(Batch(logits, logits))
-        expected = -theirs(None, t=temperature).predict_logits(logits)  # theirs is an outlier score
+        # Theirs is an outlier score.
+        expected = -theirs(None, t=temperature).predict_logits(logits)
         torch.testing.assert_close(scores, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
@@ -167,9 +168,8 @@ def test_mds_with_input_noise_is_that_of_its_definition(std):
         return mds_by_definition(features, labels.numpy(), parts_by_hand(model, some)[0])
 
     moved = images.clone()
-    for n, image in enumerate(
-        images
-    ):  # the sign of ∇ score by central differences, one pixel at a time
+    # The sign of ∇ score by central differences, one pixel at a time.
+    for n, image in enumerate(images):
         steps = 1e-5 * torch.eye(image.numel()).view(-1, *image.shape)
         signs = torch.from_numpy(np.sign(score(image + steps) - score(image - steps))).view_as(
             image
@@ -218,9 +218,8 @@ def test_the_distance_of_each_layer_and_their_weighted_sum_equal_pytorch_ood():
     with torch.no_grad():
         batch = guard.classifier(images)
         ours = detector.standardised(batch) * detector.scale + detector.shift
-        for part, alpha in enumerate(
-            ([0.0, 1.0], [1.0, 0.0])
-        ):  # the penultimate layer is our first, their last
+        # The penultimate layer is our first, their last.
+        for part, alpha in enumerate(([0.0, 1.0], [1.0, 0.0])):
             theirs = (
                 peer.MultiMahalanobis([model[:2], model[2:4]], alpha=alpha)
                 .fit(loader(COUNT, 1))
@@ -374,7 +373,8 @@ FIELD = {
     "lts": (None, lambda z, train, head: energy_of(head(z) * ratio(np.maximum(z, 0), 95) ** 2)),
 }
 over_field = pytest.mark.parametrize("name", FIELD)
-SHAPES = {"C = 2": (2, 8, 120), "C = 1000": (1000, 16, 150), "P > N": (5, 96, 40)}  # C, P, N
+# C, P, N.
+SHAPES = {"C = 2": (2, 8, 120), "C = 1000": (1000, 16, 150), "P > N": (5, 96, 40)}
 over_shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 

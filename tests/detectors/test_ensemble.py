@@ -211,9 +211,8 @@ def test_members_are_fitted_in_lock_step_as_if_alone() -> None:
 
     data = Counted()
     ensemble = Ensemble(names).fit(data, head)
-    assert (
-        data.passes == 1 + 1
-    )  # two passes, the most that any member takes; the first batch was looked at in the first
+    # Two passes, the most that any member takes; the first batch was looked at in the first.
+    assert data.passes == 1 + 1
     for name, member in zip(names, ensemble.members):
         alone = fdbd.create(name).fit(Batch(features, None, labels), head)
         torch.testing.assert_close(member.score(Batch(features)), alone.score(Batch(features)))
@@ -229,9 +228,8 @@ def test_an_uncalibrated_ensemble_says_what_to_do() -> None:
         ensemble.score(Batch(features))
     ensemble.calibrate(Batch(features))
     assert ensemble.is_calibrated
-    assert not ensemble.fit(
-        Batch(features), head
-    ).is_calibrated  # old p-values do not hold for new scores
+    # Old p-values do not hold for new scores.
+    assert not ensemble.fit(Batch(features), head).is_calibrated
 
 
 def test_a_guard_calibrates_the_ensemble_before_its_threshold() -> None:

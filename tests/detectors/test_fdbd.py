@@ -167,9 +167,11 @@ def test_scoring_before_fitting_says_what_to_do():
 
 def test_classes_of_equal_weights_have_no_boundary_between_them():
     head = random_head(dtype=torch.float64)
-    head.weight[4] = head.weight[1]  # equal rows, equal biases
+    # Equal rows, equal biases.
+    head.weight[4] = head.weight[1]
     head.bias[4] = head.bias[1]
-    head.weight[5] = head.weight[2]  # equal rows, different biases
+    # Equal rows, different biases.
+    head.weight[5] = head.weight[2]
     training = random(40, 9, seed=3)
     features = random(200, 9, seed=4)
     for nearest in (None, 3):
@@ -204,7 +206,8 @@ def test_the_training_mean_itself_has_a_finite_score(dtype, nearest):
     detector = fitted(FDBD(nearest=nearest), dtype=dtype)
     score = detector.score(Batch(detector.center[None]))
     assert torch.isfinite(score).all()
-    assert score > 1e3  # as far inside as can be
+    # As far inside as can be.
+    assert score > 1e3
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)

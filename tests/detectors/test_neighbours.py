@@ -186,11 +186,11 @@ def test_faiss_indices_find_the_neighbours(index: str) -> None:
     assert other.recall(z) > (0.999 if index == "flat" else 0.5)
     if index == "flat":
         torch.testing.assert_close(other.score(z), exact.score(z), rtol=1e-5, atol=1e-6)
-    assert (
-        other.score(z) <= exact.score(z) + 1e-5
-    ).all()  # what is missed is nearer than what is found
+    # What is missed is nearer than what is found.
+    assert (other.score(z) <= exact.score(z) + 1e-5).all()
     assert torch.equal(copy.deepcopy(other).score(z), other.score(z))
-    if index != "hnsw":  # threads decide the graph that hnsw builds
+    # Threads decide the graph that hnsw builds.
+    if index != "hnsw":
         assert torch.equal(pickle.loads(pickle.dumps(other)).score(z), other.score(z))
 
 

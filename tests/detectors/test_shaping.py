@@ -104,7 +104,8 @@ def test_half_precision_prunes_as_many(shaping: Shaping, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("shaping", [*BY_SAMPLE, LTS(95)], ids=lambda s: s.name)
 def test_rows_of_zeros_and_narrow_features_stay_finite(shaping: Shaping) -> None:
     assert torch.equal(shaping(torch.zeros(2, 64)), torch.zeros(2, 64))
-    head = make_head(3, dtype=torch.float32)  # 95 % of 3 features would leave none
+    # 95 % of 3 features would leave none.
+    head = make_head(3, dtype=torch.float32)
     features = torch.rand(10, 3)
     assert torch.isfinite(
         Shaped(shaping, Energy()).fit(Batch(features), head).score(Batch(features))
@@ -219,9 +220,8 @@ def peers() -> dict[str, object]:
     linear = nn.Linear(48, 5)
     head = make_head(48, dtype=torch.float32)
     linear.load_state_dict({"weight": head.weight, "bias": head.bias})
-    maps = nn.Sequential(
-        nn.Flatten(), linear
-    )  # pytorch-ood shapes feature maps (N, C, H, W); ours are pooled
+    # pytorch-ood shapes feature maps (N, C, H, W); ours are pooled.
+    maps = nn.Sequential(nn.Flatten(), linear)
     return {
         "react": peer.ReAct(None, maps, percentile=0.9),
         "ash-p": peer.ASH(None, maps, "ash-p", 0.65),

@@ -60,9 +60,8 @@ def annotated(value: Any) -> Iterator[tuple[str, Any]]:
 def holds_any(hint: Any) -> bool:
     if hint is Any:
         return True
-    if (
-        hint == SENT_BACK or typing.get_origin(hint) is np.ndarray
-    ):  # numpy's own arrays are of any shape
+    # numpy's own arrays are of any shape.
+    if hint == SENT_BACK or typing.get_origin(hint) is np.ndarray:
         return False
     parts = hint if isinstance(hint, list) else typing.get_args(hint)
     return any(holds_any(part) for part in parts)

@@ -27,7 +27,8 @@ def test_the_reference_lists_every_detector_and_shaping() -> None:
 def test_every_name_has_a_row_with_a_paper_and_a_section() -> None:
     page = TOOL["render"]()
     headings = re.findall(r"^## (\S+): (\w+)$", page, flags=re.MULTILINE)
-    registry = registered()  # other tests add detectors of their own
+    # Other tests add detectors of their own.
+    registry = registered()
     ours = [name for name in fdbd.list_detectors() if registry[name].__module__.startswith("fdbd.")]
     assert sorted(name for name, _ in headings) == ours
     for name, kind in headings:

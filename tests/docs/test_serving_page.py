@@ -81,7 +81,8 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path: Path) -> None:
     served = [each for each in commands("fdbd serve") if "cats=cats.onnx" not in each]
     assert [arguments[2] for arguments in served] == ["guard.safetensors", "guard.onnx"]
     for _, *arguments in served:
-        port = free_port()  # the page's own may be taken
+        # The page's own may be taken.
+        port = free_port()
         if "--port" in arguments:
             arguments = arguments[: arguments.index("--port")]
         asked = [*program, *arguments, "--port", str(port)]
@@ -93,7 +94,8 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path: Path) -> None:
             for curl in commands("curl"):
                 explains = any("explain=true" in part for part in curl)
                 if explains and "guard.onnx" in arguments:
-                    continue  # an ONNX file cannot explain
+                    # An ONNX file cannot explain.
+                    continue
                 there = [part.replace("127.0.0.1:8000", f"127.0.0.1:{port}") for part in curl]
                 done = subprocess.run(
                     [*there, "--silent", "--fail"], cwd=tmp_path, capture_output=True, timeout=60

@@ -263,7 +263,8 @@ def test_a_vision_transformer_is_one_graph_with_its_guard(tmp_path):
     vit = models.VisionTransformer(
         32, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=6
     )
-    nn.init.normal_(vit.heads.head.weight)  # zero as built: no boundaries
+    # Zero as built: no boundaries.
+    nn.init.normal_(vit.heads.head.weight)
     check_model(vit.eval(), (3, 32, 32), tmp_path / "guard.onnx", "react+fdbd")
 
 

@@ -134,9 +134,8 @@ def test_an_offset_that_dwarfs_the_spread_does_not_cancel():
     spread = data().features
     shifted = Batch(spread + 1e7)
     moments = merged(lambda: Moments(WIDTH), [Batch(part) for part in shifted.features.split(100)])
-    expected = np.cov(
-        (shifted.features - 1e7).numpy().T, bias=True
-    )  # the sum of squares would lose 14 digits
+    # The sum of squares would lose 14 digits.
+    expected = np.cov((shifted.features - 1e7).numpy().T, bias=True)
     np.testing.assert_allclose(moments.covariance().numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
@@ -161,7 +160,8 @@ def test_class_moments_are_those_of_each_class():
         assert moments.counts[c] == len(rows)
         torch.testing.assert_close(moments.means()[c], rows.mean(dim=0))
         within += (rows - rows.mean(dim=0)).T @ (rows - rows.mean(dim=0))
-    assert moments.means()[CLASSES].isnan().all()  # a class without samples
+    # A class without samples.
+    assert moments.means()[CLASSES].isnan().all()
     torch.testing.assert_close(
         moments.within_class_covariance(), within / len(batch.features), rtol=1e-11, atol=1e-11
     )

@@ -167,7 +167,8 @@ def main() -> None:
 
     if options.files:
         inputs = [path.read_bytes() for path in options.files]
-        TARGETS[options.target].seeds()  # what a first call imports and makes is not the input's
+        # What a first call imports and makes is not the input's.
+        TARGETS[options.target].seeds()
         limit_memory()
         for data in inputs:
             try:

@@ -25,7 +25,8 @@ import fdbd
 from fdbd.core import artifact
 from fdbd.decision.guard_file import open_guard
 
-os.environ["FDBD_OFFLINE"] = "1"  # a name in a file is not to download anything here
+# A name in a file is not to download anything here.
+os.environ["FDBD_OFFLINE"] = "1"
 
 
 class Target(NamedTuple):

@@ -69,7 +69,8 @@ def test_any_linear_classifier_accepts_what_it_knows_and_rejects_what_it_does_no
     X, y = blobs(classes=classes)
     model = OODDetector(classifier).fit(X, y)
     fresh, labels = blobs(2000, classes, seed=1)
-    assert abs((model.predict(fresh) == 1).mean() - 0.95) < 0.06  # 80 calibration samples
+    # 80 calibration samples.
+    assert abs((model.predict(fresh) == 1).mean() - 0.95) < 0.06
     assert (model.predict(far()) == -1).mean() > 0.7
     assert (model.predict_class(fresh) == labels).mean() > 0.95
 
@@ -156,10 +157,10 @@ def test_a_detector_that_needs_the_network_is_refused():
 def test_sparse_samples_are_scored_a_chunk_at_a_time(monkeypatch):
     X, y = blobs()
     X[np.abs(X) < 1] = 0
-    dense = OODDetector(detector="vim").fit(
-        X, y
-    )  # its origin rests on the inverse of a head whose rows sum to zero
-    monkeypatch.setattr(deploy, "_CHUNK", 70)  # seven rows
+    # Its origin rests on the inverse of a head whose rows sum to zero.
+    dense = OODDetector(detector="vim").fit(X, y)
+    # Seven rows.
+    monkeypatch.setattr(deploy, "_CHUNK", 70)
     largest = []
     toarray = sparse.csr_matrix.toarray
     monkeypatch.setattr(

@@ -348,7 +348,8 @@ def test_nearest_boundaries_and_discoveries_are_columns_where_asked_for(
 ) -> None:
     values = features(300, seed=1)
     many = torch.from_numpy(features(5000, seed=2))
-    values[:40] = many[guard.score(fdbd.Batch(many)).argsort()[:40]]  # the most suspicious
+    # The most suspicious.
+    values[:40] = many[guard.score(fdbd.Batch(many)).argsort()[:40]]
     values[7] = np.nan
     write(place / "new.parquet", group=40, features=fixed(values))
     found = result(

@@ -355,7 +355,8 @@ def test_oversized_cut_and_vanished_images_are_rows_with_an_error(
     whole = (folder / "0001.png").read_bytes()
     (folder / "0001.png").write_bytes(whole[:-30])
     bomb = bytearray(whole)
-    bomb[16:24] = (100_000).to_bytes(4, "big") * 2  # width and height in the PNG's header
+    # Width and height in the PNG's header.
+    bomb[16:24] = (100_000).to_bytes(4, "big") * 2
     (folder / "0002.png").write_bytes(bytes(bomb))
     (folder / "0005.png").symlink_to(folder / "nowhere.png")
     (folder / "notes.txt").write_text("no image")

@@ -182,9 +182,8 @@ def test_csv_and_parquet_say_the_same_and_csv_starts_no_formula(tmp_path) -> Non
             cell = row[column]
             if isinstance(value, str):
                 assert not cell.startswith(("=", "+", "-", "@"))
-                assert (
-                    cell[1:] if re.match(r"''*[=+@-]", cell) else cell
-                ) == value  # one apostrophe more, if any
+                # One apostrophe more, if any.
+                assert (cell[1:] if re.match(r"''*[=+@-]", cell) else cell) == value
             elif isinstance(value, float):
                 assert float(cell) == value
             else:
@@ -265,7 +264,8 @@ def test_a_compressed_array_is_unpacked_once_whatever_the_number_of_parts(
 
     monkeypatch.setattr(npz.NpzArray, "__init__", note)
     result("score", "guard.safetensors", "today.npz", "--out", "a.parquet")
-    assert opened.count("today.npz") <= 4  # to look at its header, to check it, and to read it
+    # To look at its header, to check it, and to read it.
+    assert opened.count("today.npz") <= 4
     result("score", "guard.safetensors", "plain.npz", "--out", "b.parquet")
     assert pq.read_table("a.parquet").equals(pq.read_table("b.parquet"))
 

@@ -153,7 +153,8 @@ def test_false_alarms_on_fresh_images_are_those_asked_for(
     weights = SHARED / "weights" / "resnet20-12fca82f.th"
     for detector in DETECTORS:
         if detector == "mds":
-            continue  # needs labels
+            # Needs labels.
+            continue
         fitted = result(
             "fit", "resnet20", "train.npz", "--checkpoint", weights, "--preprocess", "cifar-imagenet-statistics",
             "--calibration", "calibration.npz", "--detector", detector, *target, "--out", f"{detector}.safetensors",

@@ -36,7 +36,8 @@ from fdbd.jobs import ray as on_ray  # noqa: E402
 from fdbd.jobs import scoring  # noqa: E402
 from fdbd.jobs.ray import datasets, pool  # noqa: E402
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
+# Workers cannot import this file.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 NODE = {"num_cpus": 2, "object_store_memory": 150 * 2**20}
 QUICK_DEATH = {
@@ -263,7 +264,8 @@ def test_a_network_is_fitted_calibrated_and_asked_over_images(cluster, tmp_path)
         found.threshold.value, expected.threshold.value, rtol=1e-6, atol=1e-9
     )
     with pytest.warns(UserWarning, match="also used for the fit"):
-        found.calibrate([preprocess(pixels[:40])])  # the fit on the cluster remembers what it saw
+        # The fit on the cluster remembers what it saw.
+        found.calibrate([preprocess(pixels[:40])])
     with pytest.warns(UserWarning, match="also used for the fit"):
         on_ray.calibrate(found, train, preprocess=preprocess, workers=1)
     files = ray.data.from_items([{"path": str(path)} for path in sorted(tmp_path.glob("*.png"))])
@@ -340,7 +342,8 @@ def wait_for(mark: Path, work: threading.Thread) -> None:
 
 
 @SLOW
-@pytest.mark.timeout(300)  # a hang is a failure
+# A hang is a failure.
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("job", "end"),
     [("score", "kill"), ("fit", "kill"), ("pieces", "kill"), ("pieces", "stop"), ("score", "stop")],
@@ -518,10 +521,11 @@ def test_files_are_fitted_and_scored_as_by_the_local_engine(
     assert [spread[name] for name in same] == [local[name] for name in same]
     assert local["left_out"] == (1 if kind == "images" else 0)
     expected, found = fdbd.load("local.safetensors"), fdbd.load("ray.safetensors")
+    # float32 features, summed in float64.
     for (
         name,
         tensor,
-    ) in expected.detector.state_dict().items():  # float32 features, summed in float64
+    ) in expected.detector.state_dict().items():
         torch.testing.assert_close(
             found.detector.state_dict()[name], tensor, rtol=1e-5, atol=1e-6, msg=name
         )
@@ -549,7 +553,8 @@ class Deadly(Sequence):
 
 
 @SLOW
-@pytest.mark.timeout(300)  # a hang is a failure
+# A hang is a failure.
+@pytest.mark.timeout(300)
 def test_a_file_that_crashes_its_decoder_ends_the_job_in_one_sentence(cluster):
     torch.manual_seed(0)
     model, inputs = nn.Sequential(nn.Flatten(), nn.Linear(48, 4)).eval(), torch.rand(50, 3, 4, 4)

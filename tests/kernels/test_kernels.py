@@ -93,7 +93,8 @@ def test_the_argmax_is_torchs_whatever_the_ties_and_signs(always, classes, dtype
     # negative rows.
     logits = torch.randint(-3, 2, (400, classes), generator=g).to(dtype)
     logits[::2] -= 2
-    logits[1::4][torch.rand(100, classes, generator=g) < 0.5] *= 0.0  # −0 and +0 as maxima
+    # −0 and +0 as maxima.
+    logits[1::4][torch.rand(100, classes, generator=g) < 0.5] *= 0.0
     logits[0], logits[1, :], logits[1, -1] = -0.0, -0.0, 0.0
     logits[2] = torch.finfo(dtype).min
     logits[3] = -torch.arange(classes).to(dtype)
@@ -305,9 +306,8 @@ def test_half_precision_meta_and_subclass_tensors_do_not():
 
 
 def test_negated_views_are_scored_by_their_value(always):
-    imaginary = (
-        torch.complex(torch.zeros(4, 8), torch.randn(4, 8)).conj().imag
-    )  # a lazy −: the memory holds the opposite
+    # A lazy −: the memory holds the opposite.
+    imaginary = torch.complex(torch.zeros(4, 8), torch.randn(4, 8)).conj().imag
     assert imaginary.is_neg()
     _, logits, folded = problem(4, 8, 3)
     scores = kernels.folded_score(imaginary, folded, True, logits=logits)
@@ -437,7 +437,8 @@ def test_machine_code_is_kept_on_disk_for_the_next_process(tmp_path):
 @pytest.mark.slow
 def test_a_cache_folder_that_cannot_be_written_changes_no_answer(tmp_path):
     blocked = tmp_path / "file"
-    blocked.write_text("")  # a file where the folder should be: nothing can be created below it
+    # A file where the folder should be: nothing can be created below it.
+    blocked.write_text("")
     assert run_python(LARGE_BATCH + "print('scored')", NUMBA_CACHE_DIR=str(blocked / "cache")) == [
         "scored"
     ]
@@ -449,7 +450,8 @@ def test_without_a_cache_folder_threads_share_one_compilation(monkeypatch):
     from fdbd.kernels import compiled
 
     def no_folder(*_):
-        time.sleep(0.05)  # other threads go on
+        # Other threads go on.
+        time.sleep(0.05)
         raise RuntimeError("cannot cache function: no locator available")
 
     monkeypatch.setattr(caching.FunctionCache, "__init__", no_folder)
@@ -460,7 +462,8 @@ def test_without_a_cache_folder_threads_share_one_compilation(monkeypatch):
     sums = np.zeros((4, 2))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda row: kernel(np.ones((3, 2), np.float32), row), sums))
-    assert len(made) <= 2  # with a cache, then without
+    # One with a cache, then one without.
+    assert len(made) <= 2
     assert (sums == 3).all()
 
 

@@ -104,7 +104,8 @@ def test_hashes_of_rows_depend_on_every_bit_of_them_and_on_nothing_else():
 @pytest.mark.parametrize("kind", [fdbd.KNN, fdbd.NNGuide])
 def test_a_bank_names_the_row_that_is_not_finite_and_takes_large_ones(kind):
     rows = random(30, 3)
-    rows[:, 0] += 1e39  # more than float32 holds, but these are float64
+    # More than float32 holds, but these are float64.
+    rows[:, 0] += 1e39
     detector = kind(3).fit(Batch(rows), Head(torch.eye(3, dtype=torch.float64)))
     assert torch.isfinite(detector.bank).all()
     rows[21, 1] = math.inf
@@ -114,7 +115,8 @@ def test_a_bank_names_the_row_that_is_not_finite_and_takes_large_ones(kind):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norms_of_projections_are_those_of_a_loop(dtype, monkeypatch):
-    monkeypatch.setattr(linear_algebra, "_ELEMENTS", 100)  # blocks of 64 rows
+    # Blocks of 64 rows.
+    monkeypatch.setattr(linear_algebra, "_ELEMENTS", 100)
     rows = random(401, 6, dtype=dtype)
     basis = random(6, 3, seed=1, dtype=dtype)
     shift = random(3, seed=2, dtype=dtype)

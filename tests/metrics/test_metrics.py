@@ -100,7 +100,8 @@ def test_a_tie_group_at_the_threshold_is_accepted_whole() -> None:
 
 def test_target_rates_are_meant_as_decimals() -> None:
     inside = list(range(100))
-    assert 0.55 * 100 > 55  # rounding would ask for 56
+    # Rounding would ask for 56.
+    assert 0.55 * 100 > 55
     assert metrics.fpr_at_tpr(inside, [44.5, 45.5], 0.55) == 0.5
     assert metrics.fpr_at_tpr(inside, [44.5, 45.5], 1 - 0.45) == 0.5
 
@@ -369,9 +370,8 @@ def coverage(name: str, sizes: tuple[int, int], runs: int) -> dict[str, float]:
 )
 def test_intervals_cover_the_truth(name: str, sizes: tuple[int, int]) -> None:
     runs = 300
-    slack = 2.5 * math.sqrt(
-        0.95 * 0.05 / runs
-    )  # 95 % coverage passes but for chance; `slow` looks closer
+    # 95 % coverage passes but for chance; `slow` looks closer.
+    slack = 2.5 * math.sqrt(0.95 * 0.05 / runs)
     for measure, share in coverage(name, sizes, runs).items():
         assert share >= 0.95 - slack, f"{measure} covers {share:.3f}"
 
@@ -416,9 +416,8 @@ def test_published_openood_figures_are_reproduced(ood: str, expected: tuple[floa
     ]
     assert mean[0] == pytest.approx(expected[0], abs=0.05)
     assert mean[1] == pytest.approx(expected[1], abs=0.01)
-    assert mean[2:] == pytest.approx(
-        list(expected[2:]), abs=0.02
-    )  # published by trapezoids, here by steps
+    # Published by trapezoids, here by steps.
+    assert mean[2:] == pytest.approx(list(expected[2:]), abs=0.02)
 
 
 @pytest.mark.slow

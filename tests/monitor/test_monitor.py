@@ -88,7 +88,8 @@ def test_every_bet_is_fair(epsilon, kappa):
     # ∫ κ p^(κ−1) dp = 1, here by the substitution p = x^(1/κ) on a midpoint grid.
     x = (np.arange(10_000) + 0.5) / 10_000
     p = x ** (1 / kappa)
-    slope = x ** (1 / kappa - 1) / kappa  # dp/dx
+    # dp/dx.
+    slope = x ** (1 / kappa - 1) / kappa
     assert np.mean((1 - epsilon + epsilon * kappa * p ** (kappa - 1)) * slope) == pytest.approx(
         1, abs=1e-3
     )
@@ -195,7 +196,8 @@ def test_a_fortune_that_is_lost_again_stays_a_number():
     for p, count in ((1e-12, 100), (0.5, 12_000)):
         for _ in range(count):
             test._bet(p)
-    (epsilon, kappa), *_ = _BETS  # the bet that wins most here, and loses least
+    # The bet that wins most here, and loses least.
+    (epsilon, kappa), *_ = _BETS
     logs = [math.log(1 - epsilon + epsilon * kappa * p ** (kappa - 1)) for p in (1e-12, 0.5)]
     expected = math.log(0.25 / len(_BETS)) + 100 * logs[0] + 12_000 * logs[1]
     assert test.log_martingale == pytest.approx(expected, rel=1e-6)
@@ -497,7 +499,8 @@ def test_a_guard_with_the_same_scores_and_another_id_begins_its_own():
     other = StreamMonitor(scores, 0.05, guard_id="4567")
     with pytest.raises(ValueError, match="it watched the guard 0123, not 4567"):
         other.restore(state)
-    StreamMonitor(scores, 0.05).restore(state)  # who does not say takes any
+    # Who does not say takes any.
+    StreamMonitor(scores, 0.05).restore(state)
 
 
 def test_a_forged_state_is_refused_and_the_monitor_goes_on():

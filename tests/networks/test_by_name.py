@@ -104,7 +104,8 @@ def test_a_checkpoint_tells_the_number_of_classes_and_lies_below_a_data_folder(
     "name", ["resnet20", "mine:fresh", "timm:test_resnet", "torchvision:squeezenet1_1"]
 )
 def test_random_weights_are_refused_or_said_in_capitals(name: str, here: Path) -> None:
-    classes = None if name in ("resnet20", "mine:fresh") else 7  # the published weights have 1,000
+    # The published weights have 1,000.
+    classes = None if name in ("resnet20", "mine:fresh") else 7
     with pytest.raises(ValueError, match="comes without weights: give them with --checkpoint"):
         model_by_name(name, num_classes=classes)
     with pytest.warns(UserWarning, match="UNTRAINED WEIGHTS"):

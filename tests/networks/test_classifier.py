@@ -30,9 +30,8 @@ class Small(nn.Module):
 
     def __init__(self, classes: int = 4, end=None) -> None:
         super().__init__()
-        self.fc = nn.Linear(
-            12, classes
-        )  # registered first, so that the order of registration does not help
+        # Registered first, so that the order of registration does not help.
+        self.fc = nn.Linear(12, classes)
         self.conv = nn.Conv2d(3, 6, 3, padding=1)
         self.norm = nn.BatchNorm2d(6)
         self.last = nn.Conv2d(6, 12, 3, padding=1)
@@ -68,7 +67,8 @@ def check_model(model: nn.Module, inputs, **options) -> Batch:
     """What must hold for every supported model."""
     model.eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # heads that start at zero would make every check pass
+        # Heads that start at zero would make every check pass.
+        for parameter in model.parameters():
             if parameter.numel() and not parameter.any():
                 parameter.normal_(std=0.02)
         before = call_model(model, inputs)
@@ -396,7 +396,8 @@ def test_a_model_whose_last_layer_is_not_linear_lists_the_linear_layers() -> Non
 )
 def test_what_follows_the_head_in_code_is_noticed_at_the_first_call(end) -> None:
     classifier = Classifier(small(end=end))
-    for _ in range(2):  # and at each further call
+    # And at each further call.
+    for _ in range(2):
         with pytest.raises(
             ValueError, match=r"'fc'.*(something follows|not weight).*linear layers found"
         ):
@@ -532,7 +533,8 @@ def test_a_model_in_training_mode_is_run_in_eval_mode_and_restored() -> None:
     model = small()
     expected = Classifier(model)(images())
     model.train()
-    model.norm.eval()  # frozen batch norm
+    # Frozen batch norm.
+    model.norm.eval()
     modes = {name: module.training for name, module in model.named_modules()}
     state = copy.deepcopy(model.state_dict())
     batch = Classifier(model)(images())
@@ -592,9 +594,8 @@ class Sigmoids(nn.Module):
 def test_a_sigmoid_for_each_class_is_refused_as_multi_label(make) -> None:
     with pytest.raises(ValueError, match=r"several at once.*multilabel-fdbd"):
         Classifier(make(3))(torch.randn(2, 4))
-    with pytest.raises(
-        ValueError, match="pass head="
-    ):  # of two classes, which a head by name may be
+    # Of two classes, which a head by name may be.
+    with pytest.raises(ValueError, match="pass head="):
         Classifier(make(1))(torch.randn(2, 4))
     name = "0" if isinstance(make(1), nn.Sequential) else "fc"
     assert Classifier(make(1), head=name)(torch.randn(2, 4)).logits.shape == (2, 2)
@@ -756,7 +757,8 @@ def test_compile_with_a_full_graph_gives_the_same(backend: str, layers: tuple[st
     torch._dynamo.reset()
     classifier = Classifier(small(), layers=layers)
     compiled = torch.compile(classifier, fullgraph=True, backend=backend)
-    for n in (3, 3, 5):  # compiled before any eager call, and for two sizes
+    # Compiled before any eager call, and for two sizes.
+    for n in (3, 3, 5):
         assert_same(compiled(images(n)), classifier(images(n)))
     assert classifier._recorder.traced is None
     with ThreadPoolExecutor(8) as pool:

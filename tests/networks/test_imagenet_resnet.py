@@ -65,7 +65,8 @@ def keras_forward(tensors, bgr):
         return gamma * (x - mean) / (variance + 1e-3).sqrt() + beta
 
     x = layer(bgr, "conv1", "bn_conv1", 2, 3).relu()
-    x = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)  # zeros around
+    # Zeros around.
+    x = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)
     for stage, letters in BLOCKS.items():
         for letter in letters:
             name, stride = f"{stage}{letter}_branch", 2 if letter == "a" and stage != "2" else 1

@@ -106,9 +106,8 @@ def test_a_wrong_depth_says_which_are_possible():
 
 def test_whitened_stem_decorrelates_patches():
     generator = torch.Generator().manual_seed(0)
-    images = (
-        torch.randn(64, 3, 32, 32, generator=generator).cumsum(3) / 4
-    )  # neighbours correlate, as in pictures
+    # Neighbours correlate, as in pictures.
+    images = torch.randn(64, 3, 32, 32, generator=generator).cumsum(3) / 4
     model = CompactResNet()
     whiten_stem(model, images, eps=0.0)
     with torch.no_grad():

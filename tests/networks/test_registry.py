@@ -64,7 +64,8 @@ def test_bad_names_are_one_clear_sentence(name, message):
 
 def test_missing_extra_names_the_pip_command(monkeypatch):
     for module in ("torchvision", "torchvision.models", "timm"):
-        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+        # As if it were not installed.
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
         ImportError, match=r"torchvision is not installed; run: pip install 'fdbd\[vision\]'"
     ):

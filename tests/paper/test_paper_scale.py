@@ -43,7 +43,8 @@ def save_in_hub_cache(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     """Random weights of a network of timm, where its download from the Hub would be kept."""
     timm = pytest.importorskip("timm")
     model = timm.create_model(name, pretrained=False)
-    torch.nn.init.normal_(model.head.weight, std=0.02)  # timm starts a ViT's head at 0
+    # timm starts a ViT's head at 0.
+    torch.nn.init.normal_(model.head.weight, std=0.02)
     repository = folder / f"models--timm--{name}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
@@ -103,18 +104,19 @@ def miniatures(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.filterwarnings(
-    "ignore"
-)  # of few images, and of labels that random weights do not predict
+# These are warnings about few images, and labels that random weights do not predict.
+@pytest.mark.filterwarnings("ignore")
 def test_all_experiments_run_at_the_papers_scale(miniatures, monkeypatch, capsys) -> None:
     def smaller(name: str, scale: str, device: str):
         experiment = find(name, scale, device)
         changes = dict(FEWER.get(name, {}))
         settings = experiment.settings
         is_timed = getattr(settings, "cost_below", None) is not None
-        if is_timed and name != "table-densenet":  # forward passes are timed on one network
+        # Forward passes are timed on one network.
+        if is_timed and name != "table-densenet":
             changes["cost_below"] = None
-        if hasattr(settings, "models"):  # to try batch sizes takes longer than a miniature
+        # To try batch sizes takes longer than a miniature.
+        if hasattr(settings, "models"):
             changes["models"] = tuple(replace(model, batch_size=4) for model in settings.models)
         return replace(experiment, settings=replace(settings, **changes))
 

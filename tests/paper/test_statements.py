@@ -140,7 +140,8 @@ def test_conditioning_raises_the_divergence_when_marginals_are_equal(
 
 
 def test_without_equal_marginals_conditioning_may_lower_it(tiny, verdicts) -> None:
-    copies = np.diag([0.9, 0.1]), np.diag([0.1, 0.9])  # y says what x says
+    # y says what x says.
+    copies = np.diag([0.9, 0.1]), np.diag([0.1, 0.9])
     alone, given_x = sides(copies[0] + 1e-12, copies[1] + 1e-12)
     assert alone > 1 > given_x + 0.9
     found = list(verdicts(tiny("proposition-kl", tables=100)).values())

@@ -23,7 +23,8 @@ from fdbd.serve.settings import Settings
 from fdbd.serve.torch_backend import TorchBackend
 from fdbd.serve.watch import Watch
 
-collect_ignore = ["ask_with_clients.py"]  # a script for another environment
+# A script for another environment.
+collect_ignore = ["ask_with_clients.py"]
 
 SIDE, CLASSES, WIDTH = 8, 4, 6
 NAMES = ("ant", "bee", "cat", "dog")

@@ -310,7 +310,8 @@ def test_a_client_that_leaves_gives_its_place_back_and_is_counted(features) -> N
 
     with client_of(app) as client:
         slow.gate.clear()
-        client.portal.call(ask, client)  # the model has it
+        # The model has it.
+        client.portal.call(ask, client)
         client.portal.call(ask, client)
         waiting = client.get("/status").json()["waiting"]
         slow.gate.set()

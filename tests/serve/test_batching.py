@@ -243,7 +243,8 @@ def test_a_lone_caller_does_not_wait_for_company() -> None:
         assert model.sizes == [1, 1, 1]
         await batcher.stop()
 
-    run(program)  # ends after 30 s
+    # Ends after 30 s.
+    run(program)
 
 
 def test_callers_that_came_together_are_waited_for_until_all_are_back() -> None:
@@ -263,7 +264,8 @@ def test_callers_that_came_together_are_waited_for_until_all_are_back() -> None:
         assert model.sizes == [1, 3, 3]
         await batcher.stop()
 
-    run(program)  # ends after 30 s, before the delay does
+    # Ends after 30 s, before the delay does.
+    run(program)
 
 
 def test_a_slow_model_takes_two_batches_at_a_time_under_load_and_a_lone_request_with_all_cores() -> (
@@ -277,7 +279,8 @@ def test_a_slow_model_takes_two_batches_at_a_time_under_load_and_a_lone_request_
         sharing = entered[threading.get_ident()]
         decided.append((sharing, len(batch)))
         if sharing == 2:
-            both.wait()  # ends only if two batches are under way at the same time
+            # Ends only if two batches are under way at the same time.
+            both.wait()
         else:
             time.sleep(2 * SLOW)
         return answers(batch)

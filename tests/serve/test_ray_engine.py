@@ -183,7 +183,8 @@ def test_a_replica_killed_under_load_loses_no_request_and_the_monitors_stay_one(
         thread.start()
     while len(answered) < CLIENTS * REQUESTS // 4:
         time.sleep(0.05)
-    time.sleep(2.5)  # the ledger has what was counted but for the last second
+    # The ledger has what was counted but for the last second.
+    time.sleep(2.5)
     victim = next(iter(before))
     os.kill(victim, signal.SIGKILL)
     for thread in threads:

@@ -69,9 +69,8 @@ def test_resuming_after_an_interruption_gives_the_same_bits(
     if recipe == "ce-resnet18":
         options["ema"] = 0.0
     whole = train.train(recipe, data, test_data, tmp_path / "whole", **options)
-    broken = Breaking(
-        data[0], 9
-    )  # in the second of two epochs of six steps, one step after a checkpoint
+    # In the second of two epochs of six steps, one step after a checkpoint.
+    broken = Breaking(data[0], 9)
     with pytest.raises(Interrupted):
         train.train(recipe, (broken, data[1]), test_data, tmp_path / "broken", **options)
     assert load_plain(tmp_path / "broken" / "checkpoint.pt")["step"] == 8
@@ -86,7 +85,8 @@ def test_resuming_after_an_interruption_gives_the_same_bits(
 
 
 def test_it_learns_and_writes_what_it_says(networks, data, test_data, tmp_path):
-    augment = train.Augment(flip=False)  # a flip would change the class of these images
+    # A flip would change the class of these images.
+    augment = train.Augment(flip=False)
     options = {**SMALL, "epochs": 12, "lr": 0.2, "augment": augment}
     result = train.train("zoo-ce", data, test_data, tmp_path / "run", progress=False, **options)
     assert result.test_accuracy > 0.9
@@ -145,7 +145,8 @@ def test_another_seed_is_another_model_and_training_leaves_the_callers_generator
 def test_arrays_tensors_images_and_datasets_are_the_same_data(networks, data):
     images = data[0].copy()
     labels = data[1].copy()
-    images.flags.writeable = labels.flags.writeable = False  # as a memory map
+    # As a memory map.
+    images.flags.writeable = labels.flags.writeable = False
     tensors = torch.from_numpy(data[0]), torch.from_numpy(data[1])
     singles = [(image, int(label)) for image, label in zip(*data)]
     one, *others = (

@@ -45,7 +45,8 @@ def test_supcon_is_its_definition(temperature):
     generator = torch.Generator().manual_seed(1)
     z = F.normalize(torch.randn(17, 5, generator=generator, dtype=torch.float64), dim=1)
     labels = torch.randint(0, 4, (17,), generator=generator)
-    labels[3] = 99  # alone in its class: no positive, no part of the mean
+    # Alone in its class: no positive, no part of the mean.
+    labels[3] = 99
     expected = supcon_by_loops(z.tolist(), labels.tolist(), temperature)
     assert float(supcon(z, labels, temperature)) == pytest.approx(expected, rel=1e-12)
     assert float(supcon(z.float(), labels, temperature)) == pytest.approx(expected, rel=1e-5)
@@ -103,14 +104,16 @@ class Flat(nn.Module):
 def test_csi_contrasts_turns_as_other_instances():
     torch.manual_seed(0)
     objective = CSI(Flat(), temperature=0.5, projection=4).double()
+    # Two views of three.
     images, labels = (
         torch.randn(6, 3, 4, 4, dtype=torch.float64),
         torch.tensor([0, 1, 1]),
-    )  # two views of three
+    )
     loss, accuracy = objective(images, labels)
     features = objective.model(rotate(images))
     z = F.normalize(objective.projector(features), dim=1).detach()
-    instance = [(place % 3, place // 6) for place in range(24)]  # (image, turn) of every row
+    # (image, turn) of every row.
+    instance = [(place % 3, place // 6) for place in range(24)]
     number = [sorted(set(instance)).index(i) for i in instance]
     turns = torch.tensor([turn for _, turn in instance])
     expected = supcon_by_loops(z.tolist(), number, 0.5) + float(
@@ -139,7 +142,8 @@ def test_labelled_csi_has_positives_of_the_same_class_and_turn():
 def test_csi_learns_to_tell_turns():
     torch.manual_seed(0)
     images = torch.zeros(16, 3, 4, 4)
-    images[:, :, 0] = torch.rand(16, 3, 4) + 1  # a bright upper row says which way is up
+    # A bright upper row says which way is up.
+    images[:, :, 0] = torch.rand(16, 3, 4) + 1
     objective = CSI(Flat(), projection=4)
     optimizer = torch.optim.AdamW(objective.parameters(), lr=0.02)
     for _ in range(60):
@@ -163,7 +167,8 @@ def test_objectives_take_the_head_and_give_the_batch_accuracy():
     assert float(accuracy) == pytest.approx(
         float((model(images).argmax(1) == labels).float().mean())
     )
-    assert SupCon(model).model(images).shape == (5, 6)  # headless now
+    # Headless now.
+    assert SupCon(model).model(images).shape == (5, 6)
     with pytest.raises(ValueError, match="has no linear layer"):
         head_of(nn.Sequential(nn.Conv2d(3, 4, 3)))
 

@@ -101,7 +101,8 @@ def test_the_first_steps_of_every_preset_run_on_miniatures(name, tmp_path, monke
     labels = np.arange(4) % 2
     # Composites are made of four images.
     batch_size = 4 if recipe.objective == "several_labels" else 2
-    if recipe.dataset == "imagenet":  # photographs in files, of all sizes
+    # Photographs in files, of all sizes.
+    if recipe.dataset == "imagenet":
         for number in range(4):
             side = tuple(random.integers(20, 60, 2))
             pixels = random.integers(0, 255, (*side, 3), dtype=np.uint8)

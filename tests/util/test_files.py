@@ -125,7 +125,8 @@ def test_another_machine_takes_a_copy_for_the_same_file_and_notices_another(tmp_
     files.check_unchanged(file, known)
     copy = tmp_path / "copy"
     shutil.copy2(file, copy)
-    os.replace(copy, file)  # another inode
+    # Another inode.
+    os.replace(copy, file)
     with pytest.raises(ValueError, match="changed or replaced"):
         files.check_unchanged(file, known)
     monkeypatch.setattr("platform.node", lambda: "elsewhere")

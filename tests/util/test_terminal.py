@@ -57,7 +57,8 @@ def test_ctrl_c_is_answered_and_ends_even_what_does_not_listen(presses: int) -> 
         if presses == 2:
             time.sleep(0.4)
             process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == INTERRUPTED  # no signal, so no core
+        # No signal, so no core.
+        assert process.wait(timeout=30) == INTERRUPTED
 
 
 def test_off_a_terminal_a_long_job_prints_lines(monkeypatch, capsys) -> None:

@@ -264,9 +264,8 @@ def test_a_benchmark_over_image_files_shows_the_right_ones_with_their_classes(
                 colour = tuple(generator.integers(0, 256, 3).tolist())
                 Image.new("RGB", (40, 40), colour).save(place / f"{label}-{number}.png")
                 colours[f"{place.name}/{label}-{number}.png" if folder != "train" else ""] = colour
-    (tmp_path / "outside" / "stripes" / "0-broken.png").write_bytes(
-        b"no image"
-    )  # rows after it must not shift
+    # Rows after it must not shift.
+    (tmp_path / "outside" / "stripes" / "0-broken.png").write_bytes(b"no image")
     train, inside, outside = (str(tmp_path / name) for name in ("train", "inside", "outside"))
     config = Config("cifar10-ce", id=inside, ood={"outside": outside}, train=train, batch_size=10)
     benchmark = benchmark_of(config, FeatureCache(tmp_path / "cache"), lambda line: None)

@@ -146,9 +146,8 @@ def test_the_mean_of_the_full_training_set_is_preferred(benchmark_: Benchmark) -
 
 
 def test_a_figure_that_cannot_be_drawn_leaves_the_results() -> None:
-    head = Head(
-        torch.ones(3, 4), torch.tensor([0.0, 1.0, 2.0])
-    )  # no boundary: all classes have the same weights
+    # No boundary: all classes have the same weights.
+    head = Head(torch.ones(3, 4), torch.tensor([0.0, 1.0, 2.0]))
     samples = [FeatureSet(name, torch.randn(30, 4)) for name in ("train", "inside", "outside")]
     results = Benchmark(head, samples[0], samples[1], samples[2:]).run(
         ["energy", "msp"], latency=False, progress=False

@@ -151,8 +151,10 @@ def test_hostile_names_stay_text(page: Page, text: str, hostile: str) -> None:
     assert "<img" not in text
     assert "\u2028" not in page.text["script"][0]
     assert page.text["h1"] == [f"A test {hostile}"]
-    assert any(hostile in cell for cell in page.text["th"])  # a dataset's name
-    assert any(hostile in item for item in page.text["li"])  # notes, papers, errors
+    # A dataset's name.
+    assert any(hostile in cell for cell in page.text["th"])
+    # Notes, papers, errors.
+    assert any(hostile in item for item in page.text["li"])
     assert page.data["ood"][2] == hostile
     assert not page.all("i")
     assert page.text["b"].count("here") == 0
@@ -171,7 +173,8 @@ def test_papers_are_listed_once_and_referred_to(results: Results, page: Page) ->
         if (attributes.get("id") or "").startswith("paper-")
     ]
     assert len(listed) == len(papers)
-    assert any("ReAct" in item for item in page.text["li"])  # a shaped detector cites its shaping
+    # A shaped detector cites its shaping.
+    assert any("ReAct" in item for item in page.text["li"])
 
 
 def test_histograms_count_every_sample(results: Results, page: Page) -> None:
