@@ -46,6 +46,8 @@ def score_rows(
     features: Any,
     predicted: Any,
     logits: Any,
+    bits: Any,
+    positions: Any,
     normals: Any,
     offsets: Any,
     center: Any,
@@ -56,21 +58,38 @@ def score_rows(
 ) -> None:
     """`dispatch.plain_score` of (N, P) features, written to `out` (N,).
 
-    The class of a row is that of its largest logit, of (N, C) logits. If there are no columns of
-    logits, it is in `predicted` (N,)."""
+    The class of a row is that of its first largest logit, of (N, C) logits; `bits` are the same
+    memory as signed integers, `positions` the integers 0…C−1. If there are no columns of logits,
+    the class is in `predicted` (N,).
+
+    The largest logit is found among the bits, because LLVM vectorises the maximum of integers, but
+    that of floats only where NaN has no meaning. Two positive floats are in the order of their
+    bits, two negative ones in the opposite order, and the bits of negative ones are negative.
+    """
     zero = features.dtype.type(0)
     num_logits = logits.shape[1]
+    # One number as bits and as a float.
+    largest_bits = np.empty(1, bits.dtype)
+    largest = largest_bits.view(logits.dtype)
     for i in range(features.shape[0]):
         # Zero times a number is 0 if it is finite, else NaN.
         not_finite = zero
         if num_logits == 0:
             k = predicted[i]
         else:
-            k = 0
+            most = bits[i, 0]
+            least = bits[i, 0]
             for c in range(num_logits):
                 not_finite += zero * logits[i, c]
-                if logits[i, c] > logits[i, k]:
-                    k = c
+                most = max(most, bits[i, c])
+                least = min(least, bits[i, c])
+            largest_bits[0] = most if most >= 0 else least
+            # Without a way out of the loop, LLVM vectorises the search, too. Floats are compared,
+            # since zero has two patterns of bits.
+            first = positions[-1]
+            for c in range(num_logits):
+                first = min(first, positions[c] if logits[i, c] == largest[0] else first)
+            k = np.int64(first)
         row = features[i]
         normal = normals[k]
         inner = zero

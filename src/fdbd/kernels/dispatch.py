@@ -20,12 +20,8 @@ from fdbd.util.torch_compat import is_out_of_sight, is_plain, tracing
 WORTH_A_KERNEL = 1 << 19
 """Elements from which on a compiled kernel is used: below, plain torch takes less than about a
 millisecond."""
-_FEW_CLASSES = 32
-"""Logits of a row up to which the compiled loop finds the largest faster than numpy does."""
 _CHUNK = 1 << 18
 """Elements that a thread takes at once: some fifty microseconds of work."""
-_IN_CACHE = 1 << 17
-"""Elements that are still in the cache when they are looked at a second time."""
 
 
 def folded_score(
@@ -62,15 +58,12 @@ def _score_in_one_go(
     features: Tensor, logits: Tensor, folded: Folded, divide: bool
 ) -> Tensor | None:
     """The scores, if one program finds both the classes and the scores: numpy for few rows, the
-    compiled kernel for many rows of few classes; else None."""
+    compiled kernel for many; else None."""
     # Only numbers that can be looked at can go to numpy.
     if not is_out_of_sight(features) and features.numel() < WORTH_A_KERNEL:
         return FewRows().score(features, logits, folded, divide)
-    has_few_classes = 0 < logits.shape[1] <= _FEW_CLASSES
-    if not has_few_classes:
-        return None
     kernel = _score_kernel(features, folded)
-    if kernel is None or not is_plain(features, logits):
+    if kernel is None or logits.shape[1] == 0 or not is_plain(features, logits):
         return None
     return _run_score(kernel, features, None, logits, folded, divide)
 
@@ -91,16 +84,13 @@ def _classes(
     is_hidden = is_out_of_sight(features)
     if predicted is None:
         assert logits is not None
-        classes, are_finite = _argmax_and_finite(logits, is_hidden)
-    elif logits is None:
-        classes = predicted
-        are_finite = True
-        if not is_hidden:
-            _check_classes(predicted, len(folded[1]))
+        classes = argmax(logits)
     else:
         classes = predicted
-        # Logits that cannot be looked at count as not finite: they are checked row by row.
-        are_finite = not is_hidden and _is_finite(logits)
+        if logits is None and not is_hidden:
+            _check_classes(predicted, len(folded[1]))
+    # Logits that cannot be looked at count as not finite: they are checked row by row.
+    are_finite = logits is None or (not is_hidden and _is_finite(logits))
     return classes.to(features.device, torch.int64), are_finite
 
 
@@ -212,6 +202,8 @@ def _run_score(
     of_classes = np.empty_like(values, shape=(len(values), 0))
     if logits is not None:
         of_classes = logits.detach().contiguous().numpy()
+    bits = of_classes.view(f"i{of_classes.itemsize}")
+    positions = np.arange(of_classes.shape[1], dtype=bits.dtype)
     out = np.empty_like(values, shape=len(values))
     smallest = floor[()]
     overflow = values.dtype.type(OVERFLOW[features.dtype])
@@ -219,11 +211,12 @@ def _run_score(
     def score(start: int, stop: int) -> None:
         rows = slice(start, stop)
         kernel(
-            values[rows], classes[rows], of_classes[rows], normals, offsets, center, smallest,
-            divide, overflow, out[rows],
+            values[rows], classes[rows], of_classes[rows], bits[rows], positions,
+            normals, offsets, center, smallest, divide, overflow, out[rows],
         )  # fmt: skip
 
-    share(spans(len(values), max(1, _CHUNK // max(values.shape[1], 1))), score)
+    size_of_row = values.shape[1] + of_classes.shape[1]
+    share(spans(len(values), max(1, _CHUNK // max(size_of_row, 1))), score)
     return torch.from_numpy(out)
 
 
@@ -232,44 +225,20 @@ def argmax(logits: Tensor) -> Tensor:
     vectorised, and three times as fast as torch's for many classes."""
     if not is_plain(logits) or logits.numel() < WORTH_A_KERNEL:
         return logits.argmax(dim=1)
-    return _shared_argmax(logits)[0]
+    values = logits.detach().contiguous().numpy()
+    classes = np.empty(len(values), np.int64)
 
+    def find(start: int, stop: int) -> None:
+        np.argmax(values[start:stop], axis=1, out=classes[start:stop])
 
-def _argmax_and_finite(logits: Tensor, is_hidden: bool) -> tuple[Tensor, bool]:
-    """`argmax` of each row, and whether all logits are known to be finite. In large arrays both
-    take one read of the logits: what is looked at twice is still in the cache."""
-    if is_hidden:
-        return logits.argmax(dim=1), False
-    if not is_plain(logits) or logits.numel() < WORTH_A_KERNEL:
-        return logits.argmax(dim=1), _is_finite(logits)
-    return _shared_argmax(logits)
+    share(spans(len(values), max(1, _CHUNK // values.shape[1])), find)
+    return torch.from_numpy(classes)
 
 
 def _is_finite(logits: Tensor) -> bool:
     """Whether all logits are finite, and of moderate size: the norm of all is found ten times as
     fast as a mask, and is finite only then."""
     return bool(torch.isfinite(torch.linalg.vector_norm(logits.detach())))
-
-
-def _shared_argmax(logits: Tensor) -> tuple[Tensor, bool]:
-    values = logits.detach().contiguous().numpy()
-    classes = np.empty(len(values), np.int64)
-    not_finite: list[int] = []
-    at_once = max(1, _IN_CACHE // values.shape[1])
-
-    def find(start: int, stop: int) -> None:
-        for first in range(start, stop, at_once):
-            rows = slice(first, min(first + at_once, stop))
-            piece = values[rows]
-            np.argmax(piece, axis=1, out=classes[rows])
-            # argmax takes a NaN for the largest number, so that the largest and the smallest of the
-            # piece show whether any number is not finite.
-            largest = piece[np.arange(len(piece)), classes[rows]].max()
-            if not np.isfinite(largest) or not np.isfinite(piece.min()):
-                not_finite.append(first)
-
-    share(spans(len(values), max(at_once, _CHUNK // values.shape[1])), find)
-    return torch.from_numpy(classes), not not_finite
 
 
 def _kernel(name: str, features: Tensor, *others: Tensor) -> Callable[..., None] | None:
