@@ -323,14 +323,10 @@ def choose_members(
     weights = _weights(aurocs, kinds, auto.beta) if kinds else _equal_weights(names)
     kept = keep(weights, costs, auto.limits)
     shares = _shares(weights, kept)
-    chosen = [members[place] for place in kept]
-    if len(chosen) == 1:
-        detector = chosen[0]
-    else:
-        own_shares = None
-        if kinds:
-            own_shares = [float(shares[place]) for place in kept]
-        detector = _ensemble(chosen, own_shares, held_out)
+    own_shares = None
+    if kinds:
+        own_shares = [float(shares[place]) for place in kept]
+    detector = _combined([members[place] for place in kept], own_shares, held_out)
     found = []
     for place, name in enumerate(names):
         weight = float(weights[place])
@@ -361,11 +357,13 @@ def _usable_members(pool: Pool, held_out: Batch) -> tuple[dict[str, Detector], d
     return usable, failures
 
 
-def _ensemble(
+def _combined(
     members: Sequence[Detector], shares: Sequence[float] | None, held_out: Batch
-) -> Ensemble:
-    """The chosen members as one detector; without shares their weights are equal, for which the
-    study supports the harmonic mean."""
+) -> Detector:
+    """The chosen members as one detector: a single one as it is, several as an ensemble. Without
+    shares their weights are equal, for which the study supports the harmonic mean."""
+    if len(members) == 1:
+        return members[0]
     if shares is None:
         ensemble = Ensemble(list(members))
     else:
@@ -416,8 +414,8 @@ def share_head(members: Sequence[Detector]) -> None:
 
 
 def measure_cost(member: Detector, batch: Batch) -> Cost:
-    """The time of a score in this process and the memory of what was learnt. The time is the least
-    of several, which other work on the machine disturbs least."""
+    """The time of a score in this process and the memory of what was learnt. Of several times it is
+    the shortest, which other work on the machine disturbs least."""
     rows = torch.arange(COST_ROWS) % len(batch.features)
     few = batch.rows(rows)
     times = []
@@ -442,7 +440,8 @@ def _has_bank(member: Detector) -> bool:
 
 
 def _equal_weights(names: Sequence[str]) -> Floats:
-    """The same weight for each detector of the equal ensemble; for all, if none of it is there."""
+    """The same weight for each detector of `EQUAL_POOL`, or for all detectors if none of those is
+    among them."""
     is_in = np.array([name in EQUAL_POOL for name in names], dtype=np.float64)
     if not is_in.any():
         is_in[:] = 1

@@ -210,6 +210,7 @@ def _of_images(inputs: Any, auto: Auto) -> dict[str, Any]:
         if found.name is None:
             kinds[kind] = changed
             continue
+        # For each changed image, the other inputs of some given image.
         rows = torch.arange(len(changed)) % len(images)
         others = {name: values[rows] for name, values in inputs.items()}
         kinds[kind] = {**others, found.name: changed}

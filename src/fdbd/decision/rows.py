@@ -88,7 +88,8 @@ def decide_rows(
 
 
 def decide_map_rows(guard: Guard, batch: RowBatch, class_names: Sequence[str] = ()) -> MapRows:
-    """The same for a guard of maps: each row is the decision on an image as a whole."""
+    """The decisions of a guard of maps, in order: each row is the decision on an image as a
+    whole."""
     rows = _Rows.unread(batch)
     shares = np.full(len(batch.names), np.nan)
     decision = None
@@ -162,12 +163,12 @@ class _Rows(NamedTuple):
         return decided
 
 
-def _inserted(decided: Decided, before: str, name: str, column: Any) -> Decided:
-    """The columns with one more, behind the one called `before`."""
+def _inserted(decided: Decided, after: str, name: str, column: Any) -> Decided:
+    """The columns with one more, which follows the column `after`."""
     columns: Decided = {}
     for each, values in decided.items():
         columns[each] = values
-        if each == before:
+        if each == after:
             columns[name] = column
     return columns
 

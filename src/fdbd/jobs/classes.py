@@ -38,12 +38,14 @@ def match_classes(
     fit: Matched | None = None,
 ) -> Matched:
     """The labels of images or texts as class indices of a model. Names of folders, or labels of
-    texts, are called folders here.
+    texts, are called folders here. The first rule that applies decides:
 
-    Folders are matched by name with the model's classes, and in the calibration also with the
-    folders of the fit; a name that is unknown among known ones is an error. If no name is known,
-    folders that are numbers are the class indices themselves; else as many folders as classes are
-    taken in their order, except for a calibration after a fit with folders.
+    1. A folder has the name of a class of the model, or of a folder of the fit: all are matched by
+       name, and one with an unknown name is an error.
+    2. All folders are numbers below `num_classes`: these are the class indices.
+    3. These are calibration data, and the model or the fit has class names: no labels.
+    4. There are as many folders as classes: the folders are the classes in order.
+    5. Otherwise: no labels.
 
     Args:
         rows: the images or texts.
@@ -72,7 +74,6 @@ def match_classes(
     if len(folders) != num_classes:
         said = f"{rows.source} has {len(folders)} class folders and the model {num_classes} classes"
         return Matched(None, known, [f"{said}: its images are taken without labels"])
-    # Nothing is left but their order.
     in_order = {folder: index for index, folder in enumerate(folders)}
     return Matched(rows.labels, {**known, **in_order}, _order_cautions(rows, class_names))
 

@@ -109,53 +109,54 @@ class Compared:
 
 def compare_scored(first: ScoredRows, second: ScoredRows) -> Compared:
     """Compare two files of scores, row by row by their names."""
-    one, two = _common_rows(first, second)
-    flags_one = first.is_ood[one]
-    flags_two = second.is_ood[two]
-    by_first = int((flags_one & ~flags_two).sum())
-    by_second = int((~flags_one & flags_two).sum())
-    read = (first.labels[one] >= 0) & (second.labels[two] >= 0)
-    same_label = int((first.labels[one] == second.labels[two])[read].sum())
-    difference, margin = _rate_difference(by_first, by_second, len(one))
+    in_first, in_second = _common_rows(first, second)
+    first_flags = first.is_ood[in_first]
+    second_flags = second.is_ood[in_second]
+    by_first = int((first_flags & ~second_flags).sum())
+    by_second = int((~first_flags & second_flags).sum())
+    first_labels = first.labels[in_first]
+    second_labels = second.labels[in_second]
+    were_read = (first_labels >= 0) & (second_labels >= 0)
+    same_label = int((first_labels == second_labels)[were_read].sum())
+    difference, margin = _rate_difference(by_first, by_second, len(in_first))
     return Compared(
         first.source,
         second.source,
         (first.guard, second.guard),
-        rows=len(one),
-        only_first=len(first) - len(one),
-        only_second=len(second) - len(two),
-        both=int((flags_one & flags_two).sum()),
+        rows=len(in_first),
+        only_first=len(first) - len(in_first),
+        only_second=len(second) - len(in_second),
+        both=int((first_flags & second_flags).sum()),
         by_first=by_first,
         by_second=by_second,
-        neither=int((~flags_one & ~flags_two).sum()),
-        same_label=Proportion.from_counts(same_label, int(read.sum())),
+        neither=int((~first_flags & ~second_flags).sum()),
+        same_label=Proportion.from_counts(same_label, int(were_read.sum())),
         difference=difference,
         difference_low=difference - margin,
         difference_high=difference + margin,
         p_alarms=_mcnemar(by_first, by_second),
-        rank_correlation=_rank_correlation(first.scores[one], second.scores[two]),
-        disagreements=_disagreements(first, one, second, two),
+        rank_correlation=_rank_correlation(first.scores[in_first], second.scores[in_second]),
+        disagreements=_disagreements(first, in_first, second, in_second),
     )
 
 
 def _common_rows(
     first: ScoredRows, second: ScoredRows
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The places, in either file, of the rows that both have, in the order of the first."""
-    place_in_second = second.places()
-    mine: list[int] = []
-    theirs: list[int] = []
+    """Of the rows that both files have, the places in the first file, and those in the second."""
+    places_in_second = second.places()
+    in_first: list[int] = []
+    in_second: list[int] = []
     for place, name in enumerate(first.names):
-        other = place_in_second.get(name)
-        if other is not None:
-            mine.append(place)
-            theirs.append(other)
-    if not mine:
+        if name in places_in_second:
+            in_first.append(place)
+            in_second.append(places_in_second[name])
+    if not in_first:
         raise ValueError(
             f"{first.source!r} and {second.source!r} have no row in common, such as "
             f"{first.names[:1]} and {second.names[:1]}: compare scores of the same data"
         )
-    return np.array(mine), np.array(theirs)
+    return np.array(in_first), np.array(in_second)
 
 
 def _rate_difference(by_first: int, by_second: int, count: int) -> tuple[float, float]:
@@ -170,7 +171,8 @@ def _rate_difference(by_first: int, by_second: int, count: int) -> tuple[float, 
 
 
 def _mcnemar(by_first: int, by_second: int) -> float:
-    """Two-sided exact p-value that a disagreement falls to either side alike."""
+    """The two-sided exact p-value of as uneven a split, if a disagreement is an alarm of either
+    guard with the same probability."""
     from scipy.stats import binomtest
 
     total = by_first + by_second
@@ -192,21 +194,25 @@ def _rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -
 
 
 def _disagreements(
-    first: ScoredRows, one: NDArray[np.int64], second: ScoredRows, two: NDArray[np.int64]
+    first: ScoredRows,
+    in_first: NDArray[np.int64],
+    second: ScoredRows,
+    in_second: NDArray[np.int64],
 ) -> list[Disagreement]:
-    """The rows that one guard alone flags, the surest alarm first."""
+    """The rows that only one of the guards flags, those with the smallest p-value first. The rows
+    are at the places `in_first` of the first file, and `in_second` of the second."""
     found = []
-    for place, other in zip(one.tolist(), two.tolist()):
-        if first.is_ood[place] == second.is_ood[other]:
+    for a, b in zip(in_first.tolist(), in_second.tolist()):
+        if first.is_ood[a] == second.is_ood[b]:
             continue
-        flagged_by = "first" if first.is_ood[place] else "second"
+        flagged_by = "first" if first.is_ood[a] else "second"
         found.append(
             Disagreement(
-                name=first.names[place],
+                name=first.names[a],
                 flagged_by=flagged_by,
-                classes=(_class_of(first, place), _class_of(second, other)),
-                scores=(float(first.scores[place]), float(second.scores[other])),
-                p_values=(float(first.p_values[place]), float(second.p_values[other])),
+                classes=(_class_of(first, a), _class_of(second, b)),
+                scores=(float(first.scores[a]), float(second.scores[b])),
+                p_values=(float(first.p_values[a]), float(second.p_values[b])),
             )
         )
     found.sort(key=lambda each: np.nan_to_num(min(each.p_values), nan=0.0))
@@ -221,7 +227,7 @@ def _class_of(rows: ScoredRows, place: int) -> str:
 
 
 def write_page(found: Compared, out: Path, images: Path | None = None, shown: int = 500) -> None:
-    """One self-contained page: the figures, and the rows that one guard alone flags.
+    """One self-contained page: the figures, and the rows that only one of the guards flags.
 
     Args:
         found: the comparison.

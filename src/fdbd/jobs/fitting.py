@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from fdbd.data.features import FeatureRows, Widths
 from fdbd.data.images import Images, cut
 from fdbd.data.inputs import Rows, open_rows
 from fdbd.data.label_maps import LabelMaps
+from fdbd.data.labels import Agreement
 from fdbd.data.npz import array_names, read_array
 from fdbd.decision.choice import Auto
 from fdbd.decision.guard import Guard
@@ -41,7 +42,7 @@ HOLDOUT = 0.2
 """Share of the data that is kept for calibration if there are no other data for it."""
 RULE = "calibration data are seen by neither the network's training nor the fit"
 MEMORISED = 0.995
-"""An accuracy that a network has on the data of its training, and hardly on others."""
+"""An accuracy that a network may reach on its own training data, but hardly on other data."""
 
 
 class Fitted(NamedTuple):
@@ -116,7 +117,7 @@ def fit_files(
     class_names = source.class_names if isinstance(source, NamedModel) else ()
     num_classes = guard.head.num_classes
     if gives_maps:
-        # Classes of folders say nothing of the pixels.
+        # The class of a folder says nothing about the pixels of its images.
         matches = _Matches(Matched(None, {}, []), None)
     else:
         matches = _match_both(rows, other, num_classes, class_names)
@@ -138,9 +139,9 @@ def fit_files(
 
     guard.about = {"class_names": class_names_of(class_names, matches.fit, num_classes)}
     _run(guard, training, weighing, calibrating, engine, **target)
-    is_held_out = kept_apart is not None
-    describe(guard, source, preparation, calibrating, is_held_out)
-    cautions = [*matches.cautions, *cautions_of(guard, data, is_held_out)]
+    is_part_of_fit_data = kept_apart is not None
+    describe(guard, source, preparation, calibrating, is_part_of_fit_data)
+    cautions = [*matches.cautions, *cautions_of(guard, data, is_part_of_fit_data)]
     return Fitted(guard, training, calibrating, cautions)
 
 
@@ -166,7 +167,8 @@ class _Matches(NamedTuple):
 
 
 def _match_both(rows: Rows, other: Rows, num_classes: int, class_names: Sequence[str]) -> _Matches:
-    """The labels of the fit, then those of the calibration in the light of them."""
+    """The labels of the fit, then those of the calibration, which are matched with the classes of
+    the fit, too."""
     fit = match_rows(rows, num_classes, class_names, None)
     if other is rows:
         return _Matches(fit, None)
@@ -359,11 +361,11 @@ def describe(
     source: NamedModel | Head,
     preparation: Preparation | None,
     calibrating: Loader,
-    is_held_out: bool,
+    is_part_of_fit_data: bool,
 ) -> None:
     """Note in the guard's file what the model is, and what the threshold was set on."""
     described: Any = guard.about["calibration"]
-    if is_held_out:
+    if is_part_of_fit_data:
         described["data"] = "a held-out part of the data of the fit"
         described["network_saw_them"] = "no, as the user says"
     else:
@@ -379,28 +381,36 @@ def describe(
             guard.about["preprocess"] = own.to_dict()
 
 
-def cautions_of(guard: Guard, data: str, is_held_out: bool) -> list[str]:
-    """What to know before the guard is trusted, a sentence each."""
+def cautions_of(guard: Guard, data: str, is_part_of_fit_data: bool) -> list[str]:
+    """What to know before the guard is trusted, a sentence each. `is_part_of_fit_data`: the
+    calibration data were kept apart from `data`."""
     cautions = []
     few = guard.stages.require_any_threshold().caution
     if few is not None:
         cautions.append(few)
     class_names: Any = guard.about["class_names"]
-    fit = guard.stages.record.agreement.get("fit")
-    gap = gap_caution(fit, guard.stages.record.agreement.get("calibration"), class_names)
+    agreement = guard.stages.record.agreement
+    gap = gap_caution(agreement.get("fit"), agreement.get("calibration"), class_names)
     if gap is not None:
         cautions.append(gap)
-    if is_held_out:
-        for agreement in guard.stages.record.agreement.values():
-            accuracy = agreement.accuracy or 0.0
-            if agreement.count >= 100 and accuracy >= MEMORISED:
-                cautions.append(
-                    f"the model is right on {accuracy:.2%} of {data!r}, as if it had been trained "
-                    "on them; a threshold calibrated on a part of them then raises more false "
-                    "alarms than promised: give --calibration DATA that the network never saw"
-                )
-                break
+    if is_part_of_fit_data:
+        memorised = _memorised_caution(agreement.values(), data)
+        if memorised is not None:
+            cautions.append(memorised)
     return cautions
+
+
+def _memorised_caution(agreements: Iterable[Agreement], data: str) -> str | None:
+    """A caution if the model is so often right that it may have been trained on the data."""
+    for agreement in agreements:
+        accuracy = agreement.accuracy or 0.0
+        if agreement.count >= 100 and accuracy >= MEMORISED:
+            return (
+                f"the model is right on {accuracy:.2%} of {data!r}, as if it had been trained on "
+                "them; a threshold calibrated on a part of them then raises more false alarms than "
+                "promised: give --calibration DATA that the network never saw"
+            )
+    return None
 
 
 def read_head(path: str | os.PathLike[str]) -> Head:
@@ -427,9 +437,9 @@ class Loader:
 
     Args:
         rows: of a file or folder.
-        head: that features suit; None for texts.
+        head: whose widths the features must have; None for texts.
         preparation: from an image or a text to what the model takes; None for features.
-        engine: how many rows are a batch, and how many processes decode.
+        engine: how many rows a batch has, and how many processes decode.
         labels: (N,) class indices of images or texts, or None. Features come with those of their
             file.
 
@@ -521,20 +531,19 @@ class Loader:
             if isinstance(inputs, Batch):
                 yield inputs.rows(mask)
                 continue
-            labels = None
-            if self.label_maps is not None:
-                labels = self._read_label_maps(readable[is_chosen])
-            elif self.labels is not None:
-                labels = torch.from_numpy(self.labels[readable[is_chosen]])
+            labels = self._labels_of(readable[is_chosen])
             if isinstance(inputs, Mapping):
                 # Arguments of a model of texts.
                 yield {name: tensor[mask] for name, tensor in inputs.items()}, labels
             else:
                 yield inputs[mask], labels
 
-    def _read_label_maps(self, numbers: NDArray[np.int64]) -> torch.Tensor:
-        """(N, height, width) classes of the pixels of these images."""
-        assert self.label_maps is not None
+    def _labels_of(self, numbers: NDArray[np.int64]) -> torch.Tensor | None:
+        """The labels of these rows: (N,), or of the pixels of images (N, height, width)."""
+        if self.label_maps is None:
+            if self.labels is None:
+                return None
+            return torch.from_numpy(self.labels[numbers])
         assert isinstance(self.preparation, Preprocess)
         maps = []
         for number in numbers.tolist():
@@ -555,7 +564,7 @@ def _kind_of(rows: Rows) -> str:
 
 
 def _kind_for(preparation: Preparation | None) -> str:
-    """What is prepared so."""
+    """What kind of rows this prepares, in the plural."""
     if preparation is None:
         return "features"
     return "images" if isinstance(preparation, Preprocess) else "texts"

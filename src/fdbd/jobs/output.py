@@ -22,7 +22,7 @@ import numpy as np
 from fdbd.data.images import Names
 from fdbd.decision.answers import check_rate, discovery_cutoff
 from fdbd.decision.rows import FILE_COLUMNS, TYPES, Decided
-from fdbd.jobs.formats import Csv, Format, Parquet
+from fdbd.jobs.formats import Csv, Facts, Format, Parquet
 from fdbd.util.files import beside, check_place, lock, read_json, remove_drafts, write_json
 
 PATIENCE_SECONDS = 10.0
@@ -43,6 +43,12 @@ class Totals:
     discoveries: int | None = None
     """Rows that are OOD at the false discovery rate, if one was asked for."""
 
+    def add(self, facts: Facts) -> None:
+        """Count the rows of one part."""
+        self.rows += len(facts.is_ood)
+        self.ood += int(facts.is_ood.sum())
+        self.unreadable += int(facts.has_error.sum())
+
 
 class Output:
     """One output, in parts: a ``.parquet`` or ``.csv`` file, or without an ending a folder.
@@ -53,7 +59,7 @@ class Output:
         restart: discard the parts of another guard or dataset; without it they are an error.
         nearest: whether there is a column ``nearest``.
         fdr: the false discovery rate for a column ``discovery``; None: no such column.
-        keep: columns of the input that stand behind the first one, with their Arrow types.
+        keep: columns of the input that follow the first one, with their Arrow types.
     """
 
     def __init__(
@@ -76,18 +82,13 @@ class Output:
         self._restart = restart
         self._fdr = fdr
         if fdr is not None:
-            check_rate(fdr)
-            if self.is_folder:
-                raise ValueError(
-                    "--fdr looks at all rows at once: give --out as a .parquet or .csv file, not a "
-                    "folder"
-                )
+            _check_fdr(fdr, self.is_folder)
         if self.is_folder:
             _check_folder(out)
+            self.folder = out
         else:
             check_place(out)
-        self.folder = out if self.is_folder else out.with_name(f"{out.name}.parts")
-        first = "row" if isinstance(names, range) else "path"
+            self.folder = out.with_name(f"{out.name}.parts")
         keep = keep or {}
         for name in keep:
             if name in TYPES:
@@ -95,6 +96,7 @@ class Output:
                     f"--keep names {name!r}, which is a column of the scores: rename it in the "
                     "input"
                 )
+        first = "row" if isinstance(names, range) else "path"
         self.columns = [first, *keep, *FILE_COLUMNS]
         if nearest:
             self.columns.insert(self.columns.index("class") + 1, "nearest")
@@ -110,8 +112,8 @@ class Output:
 
     @contextlib.contextmanager
     def hold(self, identity: dict[str, Any]) -> Iterator[None]:
-        """Keep other runs away from the parts. `identity` are JSON values that say what is scored
-        by what, in which parts: a later run with the same values continues."""
+        """Keep other runs away from the parts. `identity` holds JSON values that say which guard
+        scores which data, in which parts: a later run with the same values continues."""
         with self._locked() as is_locked:
             try:
                 if is_locked:
@@ -123,8 +125,8 @@ class Output:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Hold the lock of the parts. Yields False if the file system has no locks, and all that
-        can be done is to go on. RuntimeError: another run has it for `PATIENCE_SECONDS`."""
+        """Hold the lock of the parts. Yields False if the file system has no locks; the run then
+        goes on without. RuntimeError: another run has held it for `PATIENCE_SECONDS`."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             with lock(self._lock_path, wait=False) as is_held:
@@ -196,17 +198,22 @@ class Output:
         """Join `count` parts, in order, into the output, which fails unless they hold `total`
         rows."""
         paths = [self.path(number) for number in range(count)]
-        cutoff = None if self._fdr is None else self._find_cutoff(paths, self._fdr)
         totals = Totals()
-        tables = self._joined(paths, cutoff, totals, total)
         if self.is_folder:
-            for _ in tables:
-                # The parts are the output; they are read to be counted and checked.
-                pass
+            # The parts are the output. They are only counted.
+            for path in paths:
+                totals.add(self._format.facts(self._format.read(path), self.columns))
+            _check_total(totals, total)
             return totals
-        columns = self.columns if cutoff is None else [*self.columns, "discovery"]
+        columns = self.columns
+        cutoff = None
+        if self._fdr is not None:
+            cutoff = self._find_cutoff(paths, self._fdr)
+            columns = [*columns, "discovery"]
+            totals.discoveries = 0
         with beside(self.out) as draft:
-            self._format.write(draft, tables, columns)
+            self._format.write(draft, self._joined(paths, cutoff, totals), columns)
+            _check_total(totals, total)
         self._remove_parts()
         return totals
 
@@ -224,39 +231,48 @@ class Output:
             counts = np.bincount(places, weights, len(values)).astype(np.int64)
         return discovery_cutoff(values, counts, fdr)
 
-    def _joined(
-        self, paths: Sequence[Path], cutoff: float | None, totals: Totals, expected: int
-    ) -> Iterator[Any]:
-        """The tables of all parts, with their discoveries if there is a cutoff. `totals` counts
-        along."""
-        if cutoff is not None:
-            totals.discoveries = 0
+    def _joined(self, paths: Sequence[Path], cutoff: float | None, totals: Totals) -> Iterator[Any]:
+        """The tables of all parts, with their discoveries if there is a cutoff. Each table that is
+        given is added to `totals`."""
+        discoveries = 0
         for path in paths:
             table = self._format.read(path)
             facts = self._format.facts(table, self.columns)
-            totals.rows += len(facts.is_ood)
-            totals.ood += int(facts.is_ood.sum())
-            totals.unreadable += int(facts.has_error.sum())
-            if cutoff is not None and totals.discoveries is not None:
+            totals.add(facts)
+            if cutoff is not None:
                 is_discovery = facts.p_values <= cutoff
-                totals.discoveries += int(is_discovery.sum())
+                discoveries += int(is_discovery.sum())
+                totals.discoveries = discoveries
                 flags = np.ma.array(is_discovery, mask=np.isnan(facts.p_values))
                 table = self._format.with_discoveries(table, flags)
             yield table
-        if totals.rows != expected:
-            raise RuntimeError(
-                f"the output has {totals.rows} rows for {expected} of the input: score again with "
-                "--restart"
-            )
 
     def _remove_parts(self) -> None:
-        """Remove the parts of an output that is there. A kill in the middle leaves some of them,
-        which the description, replaced first, allows any later run to discard."""
+        """Remove the parts of an output that is complete. The description is replaced first: if a
+        kill leaves some parts, it tells the next run that they may be discarded."""
         about = self.folder / "_about.json"
         write_json(about, _FINISHED)
         for part in self.folder.glob("part-*"):
             part.unlink()
         about.unlink()
+
+
+def _check_total(totals: Totals, expected: int) -> None:
+    """RuntimeError unless the parts have as many rows as the input."""
+    if totals.rows != expected:
+        raise RuntimeError(
+            f"the output has {totals.rows} rows for {expected} of the input: score again with "
+            "--restart"
+        )
+
+
+def _check_fdr(fdr: float, is_folder: bool) -> None:
+    """ValueError unless discoveries at this rate can be written."""
+    check_rate(fdr)
+    if is_folder:
+        raise ValueError(
+            "--fdr looks at all rows at once: give --out as a .parquet or .csv file, not a folder"
+        )
 
 
 def _check_folder(out: Path) -> None:

@@ -43,7 +43,7 @@ class Fresh(NamedTuple):
     """Rows that could not be read or have no finite score."""
     cautions: list[str]
     rows: ScoredRows | None = None
-    """The scored rows, if the data were such."""
+    """The scored rows; None if the data were features or images."""
 
 
 class Refreshed(NamedTuple):
@@ -99,14 +99,14 @@ def _from_scores(guard: Guard, rows: ScoredRows) -> Fresh:
     cautions = []
     if rows.guard is not None and rows.guard != guard.id:
         cautions.append(
-            f"{rows.source!r} was scored by the guard {rows.guard}, this is {guard.id}: their "
-            "scores are alike only if the two differ in nothing but the threshold"
+            f"{rows.source!r} was scored by the guard {rows.guard}, and this is {guard.id}: the "
+            "scores fit this guard only if the two differ in nothing but the threshold"
         )
     return _chosen(guard, rows, np.flatnonzero(rows.is_scored), len(rows), cautions)
 
 
 def of_rows(fresh: Fresh, places: NDArray[np.int64]) -> Fresh:
-    """The same for some of the scored rows."""
+    """The fresh data at some places of the scored rows."""
     rows = fresh.rows
     assert rows is not None
     scored = places[rows.is_scored[places]]
@@ -118,7 +118,7 @@ def _chosen(
 ) -> Fresh:
     dtype = torch.float64
     if guard.threshold is not None:
-        # Scores of the file are those of the threshold's precision, exactly.
+        # The file holds scores of this precision, so no digit is lost.
         dtype = guard.threshold.value.dtype
     scores = torch.from_numpy(rows.scores[places]).to(dtype)
     predicted = torch.from_numpy(rows.labels[places])
@@ -156,8 +156,8 @@ def refresh(
     alpha: float | None = None,
     per_class: bool | None = None,
 ) -> Refreshed:
-    """The threshold that fresh data give, beside the old one. What is not asked for is as in the
-    old threshold; what the sample cannot support is an error."""
+    """The threshold that fresh data give, beside the old one. An argument that is None is taken
+    from the old threshold. ValueError if the fresh samples are too few for the target."""
     guard = fresh.guard
     old = guard.threshold
     target = _target(old, tpr, alpha, per_class)
@@ -165,7 +165,9 @@ def refresh(
         raise ValueError("there is no in-distribution sample with a finite score to calibrate on")
     classes = guard.detector.head.num_classes
     new = Threshold.from_scores(fresh.scores, fresh.predicted, num_classes=classes, **target)
-    old_rate = None if old is None else _false_alarms(old, fresh)
+    old_rate = None
+    if old is not None:
+        old_rate = _false_alarms(old, fresh)
     return Refreshed(old, new, old_rate, _false_alarms(new, fresh))
 
 

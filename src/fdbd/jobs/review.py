@@ -173,8 +173,8 @@ def _chance_of_ranks(first: NDArray[np.float64], second: NDArray[np.float64]) ->
 
 
 def rate_alarms(review: Review) -> Alarms:
-    """Precision and recall of the alarms. Within the alarms, and within the other rows, the
-    reviewed ones are taken for a random draw; each of the two counts by its number of rows."""
+    """Precision and recall of the alarms. The reviewed alarms are taken for a random draw of all
+    alarms, and the other reviewed rows for one of all other rows."""
     rows = review.rows
     is_ood = np.zeros(len(rows), bool)
     is_ood[review.ood] = True
@@ -193,15 +193,23 @@ def rate_alarms(review: Review) -> Alarms:
     share = all_ood / len(rows)
     if not all_ood:
         return Alarms(precision, None, None, None, share)
-    # The recall depends on both shares: draws from their Jeffreys posteriors give its interval.
+    recall = found_ood / all_ood
+    low, high = _recall_interval(num_alarms, precision, num_others, missed)
+    # If nothing was missed, the estimate is an end of its interval.
+    return Alarms(precision, recall, min(low, recall), max(high, recall), share)
+
+
+def _recall_interval(
+    num_alarms: int, precision: Proportion, num_others: int, missed: Proportion
+) -> tuple[float, float]:
+    """The 95 % interval of the recall. It depends on two shares, and comes from draws of both from
+    their Jeffreys posteriors."""
     generator = np.random.default_rng(0)
     drawn_found = num_alarms * _draw(precision, generator)
     drawn_missed = num_others * _draw(missed, generator)
     recalls = drawn_found / (drawn_found + drawn_missed)
     low, high = np.quantile(recalls, [0.025, 0.975]).tolist()
-    recall = found_ood / all_ood
-    # If nothing was missed, the estimate is an end of its interval.
-    return Alarms(precision, recall, min(low, recall), max(high, recall), share)
+    return low, high
 
 
 def _draw(share: Proportion, generator: np.random.Generator) -> NDArray[np.float64]:

@@ -41,7 +41,7 @@ PART_ROWS = 1024
 FEATURE_PART_ROWS = 65_536
 FEATURE_THREADS = 2
 MAP_BATCH_SIZE = 8
-"""Images of a batch at most if the model predicts maps: their inner maps are large."""
+"""The most images in a batch if the model predicts maps: its inner maps are large."""
 
 Part = tuple[int, range]
 """The number of a part of the output, and its rows."""
@@ -182,7 +182,9 @@ def score_files(
     rows = open_rows(data, split, text)
     kept = _open_kept(rows, keep)
     names = rows.names if isinstance(rows, Images) else range(0)
-    kinds = {name: kept.kind(name) for name in keep} if kept is not None else {}
+    kinds = {}
+    if kept is not None:
+        kinds = {name: kept.kind(name) for name in keep}
     output = Output(Path(out), names, restart, nearest=nearest, fdr=fdr, keep=kinds)
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust, device=engine.home)
     is_of_maps = opened.guard.map_threshold is not None
@@ -321,6 +323,7 @@ class Scoring:
         else:
             tables = pool.run(self.opened.guard, self.part, missing)
         done = len(self.rows) - _count_rows(missing)
+        # Decisions come batch by batch; those of a part wait until it is whole.
         waiting: list[Decided] = []
         rows_waiting = 0
         with (
@@ -412,20 +415,22 @@ class Scoring:
             return decided
         assert isinstance(self.rows, Images)
         assert self.opened.preprocess is not None
-        is_ood = iter(decision.is_ood.cpu().numpy())
-        for place, name in enumerate(map(str, batch.names)):
-            if place in batch.errors:
-                continue
+        readable = []
+        for place, name in enumerate(batch.names):
+            if place not in batch.errors:
+                readable.append(str(name))
+        for name, is_ood in zip(readable, decision.is_ood.cpu().numpy()):
             if isinstance(self.rows.names, range):
                 height, width = self.rows[int(name)].shape[:2]
             else:
                 height, width = size_of_file(self.rows, name)
-            mask = mask_of(next(is_ood), self.opened.preprocess, height, width)
+            mask = mask_of(is_ood, self.opened.preprocess, height, width)
             self.masks.write(name, mask)
         return decided
 
     def _with_kept(self, decided: Decided, numbers: range) -> Decided:
-        """The decisions with the columns that are carried through, behind the first."""
+        """The decisions with the columns that are carried through, which follow the first
+        column."""
         if self.kept is None:
             return decided
         first = next(iter(decided))

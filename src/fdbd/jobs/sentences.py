@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from fdbd.core.batch import Batch, Head
 from fdbd.data.columns import TextRows
-from fdbd.data.inputs import open_rows
+from fdbd.data.inputs import Rows, open_rows
 from fdbd.decision.choice import Auto
 from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import FewCalibrationSamplesWarning, Target, check_target
@@ -109,14 +109,13 @@ def fit_sentences(
     guard.stages.record.seen = embedded.seen
 
     match = match_rows(rows, len(rows.classes), rows.classes, None)
+    calibration_rows: Rows = rows
+    if calibration is not None:
+        calibration_rows = open_calibration(calibration, text, label)
+        match = match_rows(calibration_rows, len(rows.classes), rows.classes, match)
+    calibrating = Loader(calibration_rows, head, encoder.tokenizer, engine, match.labels)
     if held_out is not None:
-        calibrating = Loader(rows, head, encoder.tokenizer, engine, match.labels)
         calibrating.choose(held_out)
-    else:
-        assert calibration is not None
-        others = open_calibration(calibration, text, label)
-        match = match_rows(others, len(rows.classes), rows.classes, match)
-        calibrating = Loader(others, head, encoder.tokenizer, engine, match.labels)
     with warnings.catch_warnings():
         # `cautions_of` says it, with what else there is to know.
         warnings.simplefilter("ignore", FewCalibrationSamplesWarning)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -84,10 +84,7 @@ def fit(
     first = None
     if reader.is_features:
         pool = replace(pool, batch_size=ROWS_PER_SUM)
-        first = no_rows(guard)
-        for table in dataset.limit(1).iter_batches(batch_format="pyarrow"):
-            first, _ = reader.read(table)
-            break
+        first = _first_features(guard, dataset, reader)
     if guard.auto is not None:
         # How much of the data a member keeps depends on how many there are.
         guard.stages.make_pool(dataset.count())
@@ -95,6 +92,14 @@ def fit(
     if held_out is not None:
         guard.stages.choose_from(held_out)
     return guard
+
+
+def _first_features(guard: Guard, dataset: Any, reader: Reader) -> Batch:
+    """The first row of a dataset of features; no rows if the dataset is empty."""
+    for table in dataset.limit(1).iter_batches(batch_format="pyarrow"):
+        features, _ = reader.read(table)
+        return cast(Batch, features)
+    return no_rows(guard)
 
 
 def calibrate(

@@ -36,9 +36,9 @@ come in any order."""
 
 
 def fit_rows(guard: Guard, run: Run, first: Batch | None) -> None:
-    """Fit a guard in place, with the result of `Guard.fit`. If the rows are features, `first` is a
-    batch of them, and they are read once per pass of the detector; without it, the network runs
-    once over the rows."""
+    """Fit a guard in place, with the result of `Guard.fit`. If the rows are features, `first` is
+    their first batch, and the rows are read once per pass of the detector. If `first` is None, the
+    network runs once over the rows, and its features come to this process."""
     stages = guard.stages
     stages.begin_fit()
     head = guard.head
@@ -68,6 +68,7 @@ def fit_rows(guard: Guard, run: Run, first: Batch | None) -> None:
 
 
 def no_rows(guard: Guard) -> Batch:
+    """Features (0, P) as the guard's head takes them."""
     return Batch(torch.zeros(0, guard.head.num_features))
 
 
@@ -139,19 +140,19 @@ def _features(guard: Guard, items: Items) -> list[TrainingBatch]:
 
 
 def _scores(guard: Guard, items: Items) -> list[CalibrationScores]:
+    found = []
     with torch.no_grad():
-        found = [guard.stages.calibration_scores(item) for item in items]
-    return [
-        batch._replace(scores=batch.scores.cpu(), predicted=batch.predicted.cpu())
-        for batch in found
-    ]
+        for item in items:
+            part = guard.stages.calibration_scores(item)
+            found.append(part._replace(scores=part.scores.cpu(), predicted=part.predicted.cpu()))
+    return found
 
 
 def _partial_sums(
     empty: Together, head: Head, detector: Detector, items: Items
 ) -> tuple[Sketch, Together]:
     sketch = Sketch()
-    # One process sums many pieces.
+    # A copy, since this process may sum further pieces from the same empty statistics.
     sums = copy.deepcopy(empty)
     for batch in items:
         sketch.add(batch.features)

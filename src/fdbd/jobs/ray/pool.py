@@ -85,7 +85,7 @@ class Workers:
     def shared(self, guard: Guard, work: Callable[[Any], Any]) -> Shared:
         """Work for the processes of the cluster, in each of which its guard goes to a device
         once."""
-        # Put together, they share the guard there, too.
+        # In one object, so that the work refers to this very guard in the processes, too.
         reference = require("ray", "ray").put((guard, work))
         threads = max(1, int(self.cpus))
         device = "cuda" if self.gpus else "cpu"
@@ -99,7 +99,7 @@ class Workers:
         def task(table: Any) -> Any:
             return shared(table)
 
-        # Ray Data calls it so when it makes no progress.
+        # Ray Data shows this name when a job makes no progress.
         task.__name__ = f"task with {self.needs}"
         mapped = dataset.map_batches(
             task,
@@ -114,7 +114,7 @@ class Workers:
             batch_format="pyarrow",
         )
         mapped.context.execution_no_progress_timeout_s = self.patience
-        # Ray's own error for it would arrive without a cause.
+        # Ray's own error would reach this process without its cause.
         mapped.context.raise_original_map_exception = True
         return mapped
 
@@ -141,8 +141,8 @@ class Workers:
         if not pieces:
             return
         numbers = [{"number": number} for number in range(len(pieces))]
-        # The pieces travel with the work, and the dataset says which one is whose: its blocks lie
-        # in the driver, and are not lost with a node.
+        # The dataset holds only the numbers of the pieces, which travel with the work: blocks that
+        # lie in the driver are not lost with a node.
         dataset = require("ray.data", "ray").from_items(numbers, override_num_blocks=len(pieces))
         one_by_one = replace(self, batch_size=1)
         numbered = partial(_by_number, work, pieces)
@@ -203,7 +203,7 @@ class Shared(NamedTuple):
 
 class _HeldWork:
     """In a process of the cluster: the latest work with its guard, which the next piece is likely
-    to need again. It is dropped when there was none for `IDLE_SECONDS`."""
+    to need again. It is dropped after `IDLE_SECONDS` without work."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -218,7 +218,7 @@ class _HeldWork:
                 self._timer.cancel()
             work = self._work
             if work is None or self._key != reference.hex():
-                # The memory of the old guard first, for two may be too many.
+                # The old guard goes first: memory may not be enough for two.
                 self._drop()
                 torch.set_num_threads(threads)
                 guard, work = require("ray", "ray").get(reference)
@@ -244,7 +244,8 @@ _HELD = _HeldWork()
 
 
 def _pickled(work: Callable[[Any], Any], table: Any) -> dict[str, Any]:
-    """The result of some work on a table as a table, for it may be no column."""
+    """The result of some work on a table, pickled into a table of one row: Ray Data takes nothing
+    but tables."""
     return {"result": np.array([pickle.dumps(work(table))], dtype=object)}
 
 
