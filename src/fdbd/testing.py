@@ -88,13 +88,8 @@ def trial_data(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    centers = 4 * nn.functional.normalize(normal(CLASSES, WIDTH).relu() + 1e-3)
     labels = torch.arange(SAMPLES) % CLASSES
-    known = centers[torch.cat([labels, labels[: QUERIES // 2]])]
-    unlike = torch.zeros(QUERIES // 2, WIDTH, dtype=torch.float64)
-    rows = torch.cat([known, unlike])
-    features = (rows + 0.8 * normal(*rows.shape)).relu().to(dtype)
-    head = Head((centers - centers.mean(dim=0)).to(dtype), (0.1 * normal(CLASSES)).to(dtype))
+    features, head = _clusters(normal, labels, dtype)
     needs = detector.needs
     batch = Batch(features)
     if needs.network:
@@ -104,10 +99,26 @@ def trial_data(
     elif needs.views and views:
         batch = batch._replace(views=torch.stack([features, features.flip(1)]))
     if needs.layers and not needs.network:
-        layers = {name: normal(len(rows), 5).to(dtype) for name in needs.layers}
+        layers = {name: normal(len(features), 5).to(dtype) for name in needs.layers}
         batch = batch._replace(layers=layers)
     train = batch.rows(slice(0, SAMPLES))._replace(labels=labels)
     return TrialData(train, batch.rows(slice(SAMPLES, None)), head)
+
+
+def _clusters(
+    normal: Callable[..., Tensor], labels: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Head]:
+    """Features around one center per class, and the head that belongs to them: first the training
+    samples, then queries of the same classes, then queries around the origin."""
+    centers = 4 * nn.functional.normalize(normal(CLASSES, WIDTH).relu() + 1e-3)
+    of_known_queries = labels[: QUERIES // 2]
+    known = centers[torch.cat([labels, of_known_queries])]
+    unlike = torch.zeros(QUERIES // 2, WIDTH, dtype=torch.float64)
+    means = torch.cat([known, unlike])
+    features = (means + 0.8 * normal(*means.shape)).relu()
+    weight = centers - centers.mean(dim=0)
+    bias = 0.1 * normal(CLASSES)
+    return features.to(dtype), Head(weight.to(dtype), bias.to(dtype))
 
 
 def _random_classifier(
@@ -291,7 +302,7 @@ def check_direction(detector: Detector) -> None:
     if detector.needs.network or detector.needs.layers or _says_nothing_of_direction(detector):
         return
     data, learner = _fitted_on_trial(detector, views=False)
-    # Any direction, negative numbers too, and half the size.
+    # In any direction, so with negative numbers, and half as long as the features of training.
     size = torch.linalg.vector_norm(data.train.features, dim=1).mean()
     noise = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(3)).double()
     unlike = 0.5 * size * nn.functional.normalize(noise)
@@ -320,15 +331,16 @@ def check_needs(detector: Detector) -> None:
         f"needs says passes={needs.passes}, and the fit asks for {passes} (one with each yield)"
     )
     scores = learner.score(data.queries)
+    # Logits that do not follow from the features.
     logits = data.head(data.queries.features) + torch.arange(CLASSES)
-    other = data.queries._replace(logits=logits)
+    with_logits = data.queries._replace(logits=logits)
     if not needs.logits:
         promise = "needs says that no logits are read, but they change the score"
-        _assert_close(learner.score(other), scores, promise)
+        _assert_close(learner.score(with_logits), scores, promise)
     elif not needs.features:
         promise = "needs says that no features are read, but they change the score"
-        moved = other._replace(features=other.features + 1)
-        _assert_close(learner.score(moved), learner.score(other), promise)
+        moved = with_logits._replace(features=with_logits.features + 1)
+        _assert_close(learner.score(moved), learner.score(with_logits), promise)
 
 
 def _fitted_counting_passes(detector: Detector, data: TrialData) -> tuple[Detector, int]:
@@ -505,7 +517,7 @@ def check_dtypes(detector: Detector) -> None:
     array: Any = data.queries.features.numpy()
     of_array = learner.score(data.queries._replace(features=array))
     _assert_close(of_array, expected, "arrays score otherwise")
-    # A step along a gradient's sign has no digits to agree in.
+    # A detector with a network steps along the sign of a gradient, which rounding may turn.
     if not detector.needs.network:
         exact_data, exact = _fitted_on_trial(detector)
         promise = "float32 scores are not those of float64"
@@ -560,9 +572,9 @@ def check_saving(detector: Detector) -> None:
     expected = learner.score(data.queries)
     state = learner.state_dict()
 
-    def score_with(state: dict[str, Tensor]) -> Tensor:
+    def score_with(tensors: dict[str, Tensor]) -> Tensor:
         loaded = copy.deepcopy(detector)
-        loaded.load_state_dict(state)
+        loaded.load_state_dict(tensors)
         return loaded.score(data.queries)
 
     found = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -95,11 +95,9 @@ def benchmark_of(
     if opened.validation is not None:
         kinds = partial(passes.kinds, opened.validation)
     notes = [f"Model: {named.weights}.", _data_note(opened)]
-    for samples in (train, test):
-        caution = _label_caution(samples, head, named.class_names)
-        if caution:
-            say(caution)
-            notes.append(f"Caution: {caution}.")
+    for caution in _label_cautions([train, test], head, named.class_names):
+        say(caution)
+        notes.append(f"Caution: {caution}.")
     ood = [passes.features(images, name) for name, images in opened.ood.items()]
     shifted = [passes.features(images, name) for name, images in opened.shifted.items()]
     return Benchmark(
@@ -377,13 +375,20 @@ def _data_note(opened: OpenedSets) -> str:
     return f"Data: {', '.join(sources)}."
 
 
-def _label_caution(samples: FeatureSet, head: Head, class_names: tuple[str, ...]) -> str | None:
-    """A sentence if the labels agree with the predictions no better than by chance."""
-    agreement = Agreement(head.num_classes)
-    for batch in samples:
-        assert batch.labels is not None
-        agreement.add(batch.labels, head(batch.features).argmax(dim=1))
-    return agreement.warning(samples.name, class_names)
+def _label_cautions(
+    sets: Sequence[FeatureSet], head: Head, class_names: tuple[str, ...]
+) -> list[str]:
+    """A sentence for each set whose labels agree with the predictions no better than by chance."""
+    cautions = []
+    for samples in sets:
+        agreement = Agreement(head.num_classes)
+        for batch in samples:
+            assert batch.labels is not None
+            agreement.add(batch.labels, head(batch.features).argmax(dim=1))
+        caution = agreement.warning(samples.name, class_names)
+        if caution:
+            cautions.append(caution)
+    return cautions
 
 
 def _published(config: Config, opened: OpenedSets) -> Published | None:

@@ -118,8 +118,8 @@ class FeatureCache:
         progress: Progress | None = None,
         waiting: Say | None = None,
     ) -> CachedFeatures:
-        """Features of `images`: from the cache, and from the network for what is not there or is
-        damaged.
+        """Features of `images`, from the cache. What is missing there, or damaged, comes from the
+        network.
 
         Args:
             classifier: `fdbd.Classifier`, or anything like it: images in, Batch out, with ``.head``
@@ -128,8 +128,8 @@ class FeatureCache:
             batch_size: images per forward pass; a function is called only if the network has to
                 run.
             progress: called with the images done and in all, after each batch.
-            waiting: called with one line if another run is computing the same features, which is
-                waited for; default: the line is logged.
+            waiting: called with one line if another run is computing the same features, for which
+                this one then waits; default: the line is logged.
 
         Raises:
             ValueError: when no image can be decoded.
@@ -149,14 +149,15 @@ class FeatureCache:
             if not missing:
                 report(len(images), len(images))
                 return folder.read(images, num_computed=0)
-            size = batch_size() if callable(batch_size) else batch_size
+            if callable(batch_size):
+                batch_size = batch_size()
             ranges = [shards[number] for number in missing]
-            found = _extract(classifier, images, preprocess, ranges, size, report)
+            found = _extract(classifier, images, preprocess, ranges, batch_size, report)
             num_computed = 0
             for number, (arrays, failures) in zip(missing, found):
                 folder.write(number, arrays, failures, len(images))
                 num_computed += len(arrays["features"])
-            # Without locks another run may have written to the same files.
+            # Without a lock, the damage may be that another run wrote to the same files.
             if is_locked and folder.check():
                 raise OSError(
                     f"the feature cache in {folder.path} loses what is written to it: check the "
@@ -193,7 +194,8 @@ class FeatureCache:
 
     @contextlib.contextmanager
     def _locked(self, key: str, name: str, waiting: Say) -> Iterator[bool | None]:
-        """Hold the entry's lock; says so if another run has it and has to be waited for."""
+        """Hold the entry's lock; `waiting` is called if another run has it. None: this file system
+        has no locks."""
         with lock(self._lock_path(key), wait=False) as is_locked:
             if is_locked is not False:
                 yield is_locked
@@ -408,10 +410,13 @@ class _EntryFolder:
             arrays[name] = torch.from_numpy(array[: len(rows)])
             if name != "features":
                 layers[name.removeprefix("layer:")] = arrays[name]
+        labels = None
+        if images.labels is not None:
+            labels = torch.from_numpy(images.labels[rows])
         return CachedFeatures(
             name=images.name,
             features=arrays["features"],
-            labels=None if images.labels is None else torch.from_numpy(images.labels[rows]),
+            labels=labels,
             samples=f"images {images.content_key[:32]}, {len(rows)}",
             layers=layers or None,
             images=images.subset(rows) if failures else images,

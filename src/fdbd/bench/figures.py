@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -82,9 +82,9 @@ def deviation_profile(benchmark: Benchmark, levels: int = LEVELS) -> dict[str, A
     """Average boundary distance by deviation level, ID against OOD: why the paper divides one by
     the other.
 
-    Samples are grouped by ‖z − μ‖ at quantiles that give ID and OOD the same say; of each group the
-    mean and the standard deviation of avgDistDB are kept. With them stand two AUROCs of avgDistDB
-    for each OOD set: over all pairs of an ID and an OOD sample, and over the pairs of the same
+    Samples are grouped by ‖z − μ‖ at quantiles in which ID and OOD have the same weight; of each
+    group the mean and the standard deviation of avgDistDB are kept. Each OOD set also has two
+    AUROCs of avgDistDB: over all pairs of an ID and an OOD sample, and over the pairs of the same
     level only.
 
     Args:
@@ -100,25 +100,28 @@ def deviation_profile(benchmark: Benchmark, levels: int = LEVELS) -> dict[str, A
     inside = parts[0]
     of_ood = np.concatenate([part.deviation for part in parts[1:]])
     edges = balanced_edges([inside.deviation, of_ood], levels)
+    id_by_level = [inside.distance[group] for group in _level_groups(inside, edges)]
     sets: list[dict[str, Any]] = []
-    inner_edges = edges[1:-1]
     for part in parts:
-        # An inner edge belongs to the group above.
-        level = np.searchsorted(inner_edges, part.deviation, side="right")
-        groups = [np.flatnonzero(level == number) for number in range(levels)]
+        groups = _level_groups(part, edges)
         described = {"name": part.samples.name, **_by_level(part, groups)}
-        distances = [part.distance[group] for group in groups]
-        if part is inside:
-            id_distances = distances
-        else:
+        if part is not inside:
+            by_level = [part.distance[group] for group in groups]
             described["auroc"] = _separation([inside.distance], [part.distance])
-            described["auroc_by_level"] = _separation(id_distances, distances)
+            described["auroc_by_level"] = _separation(id_by_level, by_level)
         sets.append(described)
     return {"edges": [short(edge) for edge in edges], "sets": sets}
 
 
+def _level_groups(part: Standing, edges: Floats) -> list[NDArray[np.intp]]:
+    """The places of a set's samples in each level. A deviation that equals an inner edge belongs to
+    the level above."""
+    level = np.searchsorted(edges[1:-1], part.deviation, side="right")
+    return [np.flatnonzero(level == number) for number in range(len(edges) - 1)]
+
+
 def _by_level(part: Standing, groups: Sequence[NDArray[np.intp]]) -> dict[str, Any]:
-    """Numbers of each group: its size, and means and spread, None for a group that is too small."""
+    """Numbers of each group: its size, means and spread; None for a group that is too small."""
 
     def each(values: Floats, measure: Callable[[Floats], Any]) -> list[float | None]:
         found: list[float | None] = []
@@ -154,9 +157,9 @@ def sample_standings(benchmark: Benchmark) -> dict[str, Any]:
     """A few samples with their boundary distances and their place among the fDBD scores of the ID
     set.
 
-    Of the ID set the samples at the 2nd, the 50th and the 98th percentile of the score, of each OOD
-    set those at the 5th, the 50th and the 95th, the last being the one that looks like ID.
-    Distances are divided by ‖z − μ‖, so that their mean over all boundaries is the score.
+    Of the ID set they are those at the 2nd, 50th and 98th percentile of the score; of each OOD set
+    those at the 5th, 50th and 95th, of which the last looks like ID. Distances are divided by
+    ‖z − μ‖, so that their mean over all boundaries is the score.
 
     Returns:
         ``low``, ``high``, ``counts`` (the ID score histogram) and ``sets``, the ID set first:
@@ -173,13 +176,9 @@ def sample_standings(benchmark: Benchmark) -> dict[str, Any]:
     low, high = score_range([reference])
     sets = []
     for part in parts:
-        order = np.argsort(part.scores, kind="stable")
-        shown = []
         kinds = ID_SAMPLES if part is inside else OOD_SAMPLES
-        for kind, share in kinds.items():
-            if not len(order):
-                continue
-            place = int(order[round(share * (len(order) - 1))])
+        shown = []
+        for kind, place in _places_at(kinds, part.scores).items():
             rank = np.searchsorted(reference, part.scores[place]) / len(reference)
             shown.append({"kind": kind, "rank": short(rank), **_sample(benchmark, part, place)})
         sets.append({"name": part.samples.name, "samples": shown})
@@ -189,6 +188,18 @@ def sample_standings(benchmark: Benchmark) -> dict[str, Any]:
         "counts": bin_counts(reference, low, high, BINS),
         "sets": sets,
     }
+
+
+def _places_at(kinds: Mapping[str, float], scores: Floats) -> dict[str, int]:
+    """For each kind of sample, the place of the score at its share of all scores; none if there are
+    no scores."""
+    order = np.argsort(scores, kind="stable")
+    if not len(order):
+        return {}
+    found = {}
+    for kind, share in kinds.items():
+        found[kind] = int(order[round(share * (len(order) - 1))])
+    return found
 
 
 def _sample(benchmark: Benchmark, part: Standing, place: int) -> dict[str, Any]:

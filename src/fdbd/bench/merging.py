@@ -35,7 +35,7 @@ def merged(runs: Sequence[Results]) -> Results:
         if run.setting.runs > 1:
             raise ValueError(
                 f"one of the results is a mean over {run.setting.runs} runs, expected single runs: "
-                "a mean of means has another weight for each run; merge all runs at once"
+                "a mean of means would weigh the runs differently; merge all runs at once"
             )
     for other in runs[1:]:
         _check_alike(first.setting, other.setting)
@@ -44,11 +44,12 @@ def merged(runs: Sequence[Results]) -> Results:
 
 
 def _check_alike(one: Setting, other: Setting) -> None:
-    """ValueError unless both are of the same benchmark, but perhaps of other networks."""
+    """ValueError unless both are of the same benchmark; their networks may differ."""
     if (one.test, dict(one.ood)) != (other.test, dict(other.ood)):
         raise ValueError(
-            f"results of other sets are not merged: {one.test[0]} with {', '.join(one.ood)} "
-            f"against {other.test[0]} with {', '.join(other.ood)}, or other sizes"
+            f"results of other sets, or sets of other sizes, cannot be merged: one is of "
+            f"{one.test[0]} with {', '.join(one.ood)}, another of {other.test[0]} with "
+            f"{', '.join(other.ood)}"
         )
     if one.positive != other.positive:
         raise ValueError(
@@ -93,6 +94,7 @@ def _mean_of(values: Sequence[float | None]) -> float | None:
 
 
 def _merged_row(runs: Sequence[Results], name: str) -> Row:
+    """The row of one detector; a row with an error if it did not finish in every run."""
     rows = []
     for run in runs:
         by_name = {row.name: row for row in run.rows}
@@ -101,15 +103,6 @@ def _merged_row(runs: Sequence[Results], name: str) -> Row:
         if by_name[name].error is not None:
             return by_name[name]
         rows.append(by_name[name])
-    first_run = runs[0]
-    test = first_run.setting.test[0]
-    metrics = _common([run.metrics for run in runs])
-    id_metrics = _common([run.id_metrics for run in runs])
-    measured: dict[str, dict[str, Estimate]] = {}
-    for column in [*first_run.setting.ood, *first_run.groups]:
-        measured[column] = _merged_column(runs, rows, column, metrics)
-    if id_metrics:
-        measured[test] = _merged_column(runs, rows, test, id_metrics)
     tuned = [row.tuned for row in rows if row.tuned]
     chosen = [row.chosen for row in rows if row.chosen]
     return Row(
@@ -121,8 +114,24 @@ def _merged_row(runs: Sequence[Results], name: str) -> Row:
         warnings=_distinct(row.warnings for row in rows),
         tuned="; ".join(_distinct([tuned])),
         chosen="; ".join(_distinct([chosen])),
-        measured=measured,
+        measured=_merged_measures(runs, rows),
     )
+
+
+def _merged_measures(
+    runs: Sequence[Results], rows: Sequence[Row]
+) -> dict[str, dict[str, Estimate]]:
+    """The measures that all runs have, by column: OOD sets and their groups, then the test set."""
+    first_run = runs[0]
+    metrics = _common([run.metrics for run in runs])
+    id_metrics = _common([run.id_metrics for run in runs])
+    measured = {}
+    for column in [*first_run.setting.ood, *first_run.groups]:
+        measured[column] = _merged_column(runs, rows, column, metrics)
+    if id_metrics:
+        test = first_run.setting.test[0]
+        measured[test] = _merged_column(runs, rows, test, id_metrics)
+    return measured
 
 
 def _common(lists: Sequence[Sequence[str]]) -> list[str]:
@@ -164,8 +173,7 @@ def compare_results(
 
     A pair of detectors is compared by a test on the same samples (DeLong's for AUROC) if both files
     hold scores and the keys of their samples agree on all these sets, and as two independent
-    results otherwise. Both are compared in AUROC whatever their FPR conventions, which it does not
-    depend on.
+    results otherwise.
     """
     sets = [name for name in first.setting.ood if name in second.setting.ood]
     if not sets:
@@ -205,13 +213,13 @@ def _compare_rows(
     of_first = _influences(*first, sets, metric)
     of_second = _influences(*second, sets, metric)
     is_paired = is_same and bool(of_first) and bool(of_second)
+    if is_paired and metric == "auroc":
+        return DetectorComparison(name, one, other, compare(of_second, of_first), True)
     if is_paired:
-        if metric == "auroc":
-            return DetectorComparison(name, one, other, compare(of_second, of_first), True)
-        parts = []
+        differences = []
         for a, b in zip(of_second, of_first):
-            parts.append(Influences(a.of_id - b.of_id, a.of_ood - b.of_ood))
-        error = standard_error(parts)
+            differences.append(Influences(a.of_id - b.of_id, a.of_ood - b.of_ood))
+        error = standard_error(differences)
     else:
         error = math.hypot(_error_of(one, of_first), _error_of(other, of_second))
     comparison = Comparison.from_difference(float(other) - float(one), error)

@@ -258,18 +258,17 @@ def _cells(results: Results, rows: Sequence[Row], name: str, metric: str) -> lis
     """A column of one metric, with a tint of each cell, 0 to 1: from the column's lower quartile to
     its best."""
     marks = results.standing(name, metric)
-    published = results.setting.published
     values = [results.value(row, name, metric) for row in rows]
     tints = _tints([float(value) for value in values], MEASURES[metric].smaller_is_better)
+    # For those who listen to the page.
     spoken = {"best": "best", "tied": "tied with the best"}
     found = []
     for row, value, tint in zip(rows, values, tints):
         mark = marks.get(row.name, "")
+        published = _published_auroc(results, row, name)
         published_text = None
         if published is not None and metric == "auroc":
-            theirs = published.auroc.get(row.name, {}).get(name)
-            if theirs is not None:
-                published_text = _published_text(value, theirs)
+            published_text = _published_text(value, published)
         found.append(
             {
                 "metric": metric,
@@ -283,6 +282,14 @@ def _cells(results: Results, rows: Sequence[Row], name: str, metric: str) -> lis
             }
         )
     return found
+
+
+def _published_auroc(results: Results, row: Row, name: str) -> float | None:
+    """What others have published of a detector on a set or group; None: nothing is known."""
+    published = results.setting.published
+    if published is None:
+        return None
+    return published.auroc.get(row.name, {}).get(name)
 
 
 def _published_text(value: float, theirs: float) -> str:

@@ -190,7 +190,7 @@ class Benchmark:
         if tuned and (self.validation is None or self.ood_validation is None):
             raise ValueError("tuning takes ID and OOD validation sets, and this benchmark has none")
         if self.train.features.numel() >= WORTH_A_KERNEL:
-            # Else the compiler's time would be in that of the first fit.
+            # Otherwise the first fit's time would include the compiler's.
             compile_kernels(self.head.weight.dtype)
         rows = []
         for title, item in track(detectors.items(), "comparing detectors", enabled=progress):
@@ -231,12 +231,12 @@ class Benchmark:
             return Row(title, error=f"{type(error).__name__}: {one_line(error)}")
 
     def _tuned(self, name: str) -> tuple[Detector, str]:
-        """The detector with the options of its grid that tell the validation sets apart best, and
+        """The detector with those options of its grid that best tell the validation sets apart, and
         these options in words."""
         assert self.validation is not None
         assert self.ood_validation is not None
         with warnings.catch_warnings():
-            # What is said of the fits that are tried is not about the one that is kept.
+            # Warnings about the fits that are tried may not hold for the one that is kept.
             warnings.simplefilter("ignore", UserWarning)
             return tune(name, self.grids[name], self._fit, self.validation, self.ood_validation)
 
@@ -251,8 +251,7 @@ class Benchmark:
         rows = torch.from_numpy(spread_evenly(count, len(self.validation)))
         held_out = self.validation.rows(rows)
         kinds = self._pseudo_ood(auto, held_out)
-        can_be_weighed = len(kinds) > 0
-        pool = auto.make_pool(can_be_weighed, len(self.train))
+        pool = auto.make_pool(len(kinds) > 0, len(self.train))
         self._warm_up(pool)
         start = time.perf_counter()
         full = _FullStatistics(self.statistics, self.train)
@@ -261,6 +260,7 @@ class Benchmark:
             fit_detector(pool, self.train, self.head, full)
             detector, choice = choose_members(pool, held_out, kinds, auto)
         seconds = time.perf_counter() - start
+        notes = [note.rstrip(".") for note in choice.notes]
         return self._scored_row(
             title,
             detector,
@@ -268,7 +268,7 @@ class Benchmark:
             paper=None,
             fit_seconds=seconds,
             from_bank=full.used_bank,
-            warnings=(*_texts_of(said), *(note.rstrip(".") for note in choice.notes)),
+            warnings=(*_texts_of(said), *notes),
             chosen=choice.summary,
         )
 
@@ -317,12 +317,12 @@ class Benchmark:
         )
 
     def _warm_up(self, detector: Detector) -> None:
-        """Fit a copy on a few rows, classes and features, so that the time of the fit has no
-        compiler in it."""
+        """Fit a copy on a few rows, classes and features, so that the time of the fit does not
+        include what is only done once per process, such as compilation."""
         head = Head(self.head.weight[:16, :64], self.head.bias[:16])
         features = self.train.rows(slice(0, 512)).features[:, :64]
         batch = Batch(features, None, head(features).argmax(dim=1))
-        # What is wrong with so small a fit says nothing of the real one.
+        # An error of so small a fit says nothing about the real one.
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fit_detector(copy.deepcopy(detector), batch, head)
@@ -444,10 +444,10 @@ class _FullStatistics:
 
     def _of_full_set(self, summed: Any, full: ClassMoments) -> Any:
         """The statistic of the full set if it follows from the moments, else that of the bank."""
-        # Of subclasses it is not known that the moments are all they hold: hence `type`.
+        # `type`, not `isinstance`: a subclass may hold more than follows from the moments.
         kind = type(summed)
         if kind is Count:
-            # It is only asked whether there are samples.
+            # A fit only asks a count whether there are samples.
             return summed
         if kind is Mean:
             mean = Mean(len(full.mean()))

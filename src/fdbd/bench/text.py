@@ -31,7 +31,7 @@ BANK = "†"
 TUNED = "‡"
 WARNED = "!"
 OURS = "fdbd"
-"""The detector whose place is told even when it is not the best."""
+"""The detector that is always shown, even if it is not among the best."""
 
 # OOD sets and detectors per LaTeX table: what fits the text of a page of LaTeX's article class.
 LATEX_SETS = 3
@@ -118,8 +118,8 @@ def collapse_line(results: Results) -> str:
 
 
 def explanations(results: Results, metrics: Sequence[str] = SHOWN) -> list[str]:
-    """What the numbers and marks of a table mean: the convention, each mark that occurs, each
-    metric that is not known to everyone."""
+    """What the numbers and marks of a table mean: the convention, each metric that not everyone
+    knows, and each mark that occurs."""
     lines = [
         f"Percent. {convention(results.setting.positive)}. Bold: best; {TIED}: no significant "
         "difference from the best at the 5 % level."
@@ -300,8 +300,9 @@ def all_columns(results: Results, metrics: Sequence[str]) -> list[Column]:
 def rich_table(
     results: Results, metrics: Sequence[str], width: int | None = None, top: int | None = None
 ) -> Table:
-    """For the terminal, best first, as far as `width` characters go; the caption names what is left
-    out. With `top`: only the first `top` rows and fDBD's, and a short caption."""
+    """The table for the terminal, best detector first, with as many columns as fit into `width`
+    characters; the caption names the others. With `top`: only the first `top` rows and fDBD's, and
+    a short caption."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -310,7 +311,7 @@ def rich_table(
     columns = all_columns(results, metrics)
     count = len(columns)
     if width is not None:
-        # Two characters of frame and two of padding around the detectors' names.
+        # Two characters of frame, and two of padding, around the names of the detectors.
         count = max(1, _count_that_fit(columns, width - 4 - longest))
     shown = columns[:count]
     kept = _kept_rows(results, top)
@@ -424,7 +425,8 @@ def markdown(results: Results, metrics: Sequence[str]) -> str:
 
 
 def _in_reading_order(results: Results, metrics: Sequence[str]) -> list[Column]:
-    """Columns where the width does not matter: averages, OOD sets, the ID set, latencies."""
+    """The columns for formats in which the width does not matter: averages, OOD sets, the ID set,
+    latencies."""
     of_ood = [metric for metric in metrics if not MEASURES[metric].of_id_alone]
     of_id = [metric for metric in metrics if MEASURES[metric].of_id_alone]
     columns: list[Column] = []

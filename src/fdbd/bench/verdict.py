@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from fdbd.bench.rows import ALL, Row
+from fdbd.bench.rows import ALL, Latency, Row
 from fdbd.bench.text import OURS, number_text, share_text
 from fdbd.metrics import as_percent
 
@@ -95,15 +95,18 @@ def _about_cost(results: Results, rows: list[Row]) -> list[Sentence]:
             timed.append((row.name, largest))
     if not timed:
         return []
-    name, timing = timed[0]
-    text = f" costs {number_text(timing.median * 1e6)} µs per sample in batches of "
-    text += f"{timing.batch_size}"
+    first, timing = timed[0]
+    text = f" costs {_microseconds(timing)} per sample in batches of {timing.batch_size}"
     share = results.setting.share_of_forward(timing)
     if share is not None:
         text += f", {share_text(share)} of the network's forward pass"
     for other, other_timing in timed[1:]:
-        text += f"; {other} {number_text(other_timing.median * 1e6)} µs"
-    return [Sentence(name, text + ".")]
+        text += f"; {other} {_microseconds(other_timing)}"
+    return [Sentence(first, text + ".")]
+
+
+def _microseconds(timing: Latency) -> str:
+    return f"{number_text(timing.median * 1e6)} µs"
 
 
 def facts(results: Results) -> list[Fact]:

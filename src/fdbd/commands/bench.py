@@ -86,10 +86,10 @@ def bench(
     as_json: bool = opt(False, "Print the results as JSON instead of a table.", "--json"),
     init: Path | None = opt(None, "Write an example config to this file and exit."),
 ) -> None:
-    """Compare detectors on the same features: what was found, report.html and results.json.
+    """Compare detectors on the same features, and write report.html and results.json.
 
     Prints the best detector and its margin, where fDBD stands and what it costs, then a table. A
-    config is checked as a whole before any work. `fdbd compare` compares two results.json.
+    config is checked as a whole before any work begins. `fdbd compare` compares two results.json.
 
     Examples: `fdbd bench`, `fdbd bench --detectors fdbd,knn,vim`, `fdbd bench --init my.toml`,
     `fdbd bench my.toml`, `fdbd bench openood:cifar10 --tune`,
@@ -142,13 +142,8 @@ def _write_example(path: Path) -> None:
     typer.echo(f"wrote {path}; run: fdbd bench {path}")
 
 
-def _names(text: str) -> list[str]:
-    """Comma-separated names."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _checked_names(text: str, known: Sequence[str], option: str) -> list[str]:
-    names = _names(text)
+    names = options.names(text)
     for name in names:
         if name not in known:
             raise ValueError(f"{option} has {name!r}, expected any of {', '.join(known)}")
@@ -168,7 +163,7 @@ def _seed_numbers(text: str | None) -> list[int] | None:
     if text is None:
         return None
     try:
-        return [int(number) for number in _names(text)]
+        return [int(number) for number in options.names(text)]
     except ValueError:
         raise ValueError(f"--seeds is {text!r}, expected numbers such as 0,1,2") from None
 
@@ -194,7 +189,7 @@ def _detectors_of(
     from fdbd.bench.config import detectors_from
 
     if text is not None:
-        return detectors_from(_names(text), trust=True)
+        return detectors_from(options.names(text), trust=True)
     if described is None or described.detectors is None:
         return None
     return detectors_from(described.detectors, trust=trust)

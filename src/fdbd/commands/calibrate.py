@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,15 @@ REVIEWED = (
 REVIEW_COST = (
     "Cost of looking at one alarm; with --miss-cost, shows what each false-alarm rate costs."
 )
+
+
+class _Verdicts(NamedTuple):
+    """What a review says."""
+
+    review: Review
+    alarms: Alarms
+    costs: list[Cost] | None
+    """Of each false-alarm rate; None: they were not asked for."""
 
 
 def calibrate(
@@ -45,7 +54,7 @@ def calibrate(
     ood_share: float | None = opt(
         None, "Share of new samples that are OOD; default: as estimated from the review."
     ),
-    text: str | None = opt(None, "The column of texts, of a .csv, .jsonl or .parquet file."),
+    text: str | None = opt(None, "The column of texts in a .csv, .jsonl or .parquet file."),
     batch_size: int = options.BATCH_SIZE,
     workers: int | None = options.WORKERS,
     model: str | None = options.MODEL,
@@ -78,20 +87,19 @@ def calibrate(
         guard, data, engine, model=model, checkpoint=checkpoint, trust=trust_model, text=text
     )
     cautions = list(fresh.cautions)
-    review = None
-    alarms = None
-    table = None
+    verdicts = None
     described: dict[str, Any] = {"data": "fresh data", "network_saw_them": "not stated"}
     if reviewed is not None:
         review = _review(reviewed, fresh, data)
-        alarms = rate_alarms(review)
+        verdicts = _Verdicts(review, rate_alarms(review), None)
         selection = selection_caution(review)
         cautions.append(selection)
         described["data"] = "reviewed data"
         described["selection"] = selection
         fresh = of_rows(fresh, review.in_distribution)
         if review_cost is not None and miss_cost is not None:
-            table = _costs(review, alarms, review_cost, miss_cost, ood_share)
+            table = _costs(review, verdicts.alarms, review_cost, miss_cost, ood_share)
+            verdicts = verdicts._replace(costs=table)
     found = refresh(fresh, tpr, alpha, per_class)
     described["rows"] = found.new.count
     if found.new.caution is not None:
@@ -99,13 +107,13 @@ def calibrate(
     if out is not None:
         replace_threshold(guard, out, found.new, described)
     if as_json:
-        options.answer(_facts(guard, out, fresh, found, review, alarms, table, cautions), True)
+        options.answer(_facts(guard, out, fresh, found, verdicts, cautions), True)
         return
     _print_thresholds(found)
-    if alarms is not None:
-        _print_alarms(alarms)
-    if table is not None:
-        _print_costs(table, found.new)
+    if verdicts is not None:
+        _print_alarms(verdicts.alarms)
+        if verdicts.costs is not None:
+            _print_costs(verdicts.costs, found.new)
     if out is None:
         options.say("Nothing was written: give --out FILE for a guard with the new threshold.")
     else:
@@ -164,13 +172,13 @@ def _costs(
     share = alarms.ood_share if ood_share is None else ood_share
     if share is None:
         raise ValueError(
-            "the review does not say which share of new samples is OOD, since no other row than "
-            "alarms, or no alarm, was reviewed: give --ood-share"
+            "the review does not say which share of new samples is OOD, since only alarms, or only "
+            "rows without an alarm, were reviewed: give --ood-share"
         )
     rows = review.rows
     ood = review.ood
     if not len(ood):
-        raise ValueError("the review holds no OOD sample, and misses cannot be estimated")
+        raise ValueError("the review holds no OOD sample, so misses cannot be estimated")
     inside = review.in_distribution
     inside = inside[rows.is_scored[inside]]
     # An OOD row that could not be scored is always found.
@@ -183,9 +191,7 @@ def _facts(
     out: Path | None,
     fresh: Fresh,
     found: Refreshed,
-    review: Review | None,
-    alarms: Alarms | None,
-    table: list[Cost] | None,
+    verdicts: _Verdicts | None,
     cautions: list[str],
 ) -> dict[str, Any]:
     """All that was found, as JSON values."""
@@ -207,11 +213,11 @@ def _facts(
             **_threshold_facts(found.old),
             "false_alarms": found.old_false_alarms.to_dict(),
         }
-    if review is not None and alarms is not None:
-        facts["reviewed"] = review.counts()
-        facts["alarms"] = alarms.to_dict()
-    if table is not None:
-        facts["costs"] = [row._asdict() for row in table]
+    if verdicts is not None:
+        facts["reviewed"] = verdicts.review.counts()
+        facts["alarms"] = verdicts.alarms.to_dict()
+        if verdicts.costs is not None:
+            facts["costs"] = [row._asdict() for row in verdicts.costs]
     return facts
 
 

@@ -36,8 +36,8 @@ def choose(
     trust_model: bool = options.TRUST_MODEL,
     as_json: bool = options.JSON,
 ) -> None:
-    """Compare detectors on your model and data without OOD data: what each makes of pseudo-OOD
-    images that are made of held-out ones, what it costs, and how "auto" weighs them (experimental).
+    """Compare detectors on your model and data, without OOD data: how well each finds pseudo-OOD
+    images that are made from held-out ones, what it costs, and how "auto" weighs it (experimental).
 
     Examples: `fdbd choose timm:resnet50 ./train --held-out ./val --out choice.html`,
     `fdbd choose cifar10-ce ./train --held-out ./fresh --ood ./other --budget "100us, no bank"`

@@ -1,13 +1,18 @@
 """fdbd data and fdbd cache: datasets, and features that were computed from them."""
 
+from __future__ import annotations
+
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from fdbd.commands.options import JSON, answer, arg, opt, print_table
+
+if TYPE_CHECKING:
+    from fdbd.bench.cache import FeatureCache
 
 Action = Enum("Action", {"list": "list", "verify": "verify", "clear": "clear"}, type=str)
 
@@ -130,7 +135,8 @@ def cache(
     keys: list[str] | None = arg(None, "Only these entries, for clear."),
     as_json: bool = JSON,
 ) -> None:
-    """Look after cached features: one forward pass for each model, dataset and preprocessing.
+    """List, verify or clear cached features, of which there is one set for each model, dataset and
+    preprocessing.
 
     Examples: `fdbd cache`, `fdbd cache verify`, `fdbd cache clear`
     """
@@ -140,30 +146,36 @@ def cache(
     if action is Action.clear:
         freed = store.clear(keys or None)
         answer({"freed_bytes": freed}, as_json, f"freed {freed / 1e6:.1f} MB")
-        return
-    if action is Action.verify:
-        problems = store.verify()
-        lines = [
-            f"{p.key}: shard {p.shard}: {p.reason}; it is computed again when it is next needed"
-            for p in problems
-        ]
-        answer(
-            [p._asdict() for p in problems],
-            as_json,
-            *(lines or ["every shard is as it was written"]),
+    elif action is Action.verify:
+        _verify_cache(store, as_json)
+    else:
+        _list_cache(store, as_json)
+
+
+def _verify_cache(store: FeatureCache, as_json: bool) -> None:
+    """Check what is cached. Exit code 1: something is damaged."""
+    damaged = store.verify()
+    lines = []
+    for shard in damaged:
+        lines.append(
+            f"{shard.key}: shard {shard.shard}: {shard.reason}; it is computed again when it is "
+            "next needed"
         )
-        if problems:
-            raise typer.Exit(1)
-        return
+    if not damaged:
+        lines.append("every shard is as it was written")
+    answer([shard._asdict() for shard in damaged], as_json, *lines)
+    if damaged:
+        raise typer.Exit(1)
+
+
+def _list_cache(store: FeatureCache, as_json: bool) -> None:
+    """Print what is cached."""
     entries = store.list()
-    found = [
-        {**entry._asdict(), "path": str(entry.path), "complete": entry.is_complete}
-        for entry in entries
-    ]
-    lines = [
-        f"{store.root}: {len(entries)} sets of features, "
-        f"{sum(e.num_bytes for e in entries) / 1e6:.1f} MB"
-    ]
+    found = []
+    for entry in entries:
+        found.append({**entry._asdict(), "path": str(entry.path), "complete": entry.is_complete})
+    total = sum(entry.num_bytes for entry in entries)
+    lines = [f"{store.root}: {len(entries)} sets of features, {total / 1e6:.1f} MB"]
     # `fdbd cache clear` takes a key as it is printed, so each has a line of its own.
     for entry in entries:
         rows = f"{entry.rows_done:,}"

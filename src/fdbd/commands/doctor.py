@@ -66,10 +66,16 @@ def is_installed(package: str) -> bool:
 
 def examine() -> dict[str, dict[str, Any]]:
     """All findings, by chapter."""
-    import torch
+    return {
+        "Versions": _versions(),
+        "Devices": _devices(),
+        "Extras": _extras(),
+        "Folders": _folders(),
+        "Kernels": {"compiled": _kernels()},
+    }
 
-    from fdbd.util.devices import choose_device
-    from fdbd.util.files import cache_root, data_roots
+
+def _versions() -> dict[str, Any]:
     from fdbd.util.version import __version__
 
     versions = {
@@ -82,11 +88,23 @@ def examine() -> dict[str, dict[str, Any]]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = "missing"
-    devices = {
+    return versions
+
+
+def _devices() -> dict[str, Any]:
+    import torch
+
+    from fdbd.util.devices import choose_device
+
+    return {
         "in use": str(choose_device("auto")),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
+
+
+def _extras() -> dict[str, Any]:
+    """Whether each extra is installed, or how to install it."""
     extras = {}
     for extra, packages in packages_of_extras().items():
         missing = [package for package in packages if not is_installed(package)]
@@ -94,6 +112,13 @@ def examine() -> dict[str, dict[str, Any]]:
             extras[extra] = f"missing {', '.join(missing)}: pip install 'fdbd[{extra}]'"
         else:
             extras[extra] = "installed"
+    return extras
+
+
+def _folders() -> dict[str, Any]:
+    """The folders of the cache and of data, and the space that is left."""
+    from fdbd.util.files import cache_root, data_roots
+
     cache = cache_root()
     state = "not there yet"
     if cache.is_dir():
@@ -101,18 +126,10 @@ def examine() -> dict[str, dict[str, Any]]:
         state = f"{size / 1e9:.2f} GB"
         if not os.access(cache, os.W_OK):
             state += ", cannot be written"
-    folders = {
+    return {
         "cache": f"{cache}, {state}",
         "data": ", ".join(map(str, data_roots())) or "none: FDBD_DATA names none",
         "free here": f"{shutil.disk_usage('.').free / 1e9:.2f} GB",
-    }
-    kernels = {"compiled": _kernels()}
-    return {
-        "Versions": versions,
-        "Devices": devices,
-        "Extras": extras,
-        "Folders": folders,
-        "Kernels": kernels,
     }
 
 
@@ -128,15 +145,14 @@ def _kernels() -> str:
     classes = 3
     features = torch.linspace(-1, 1, dispatch.WORTH_A_KERNEL).reshape(-1, width)
     predicted = torch.arange(len(features)) % classes
-    folded = (
-        torch.eye(classes, width),
-        torch.zeros(classes),
-        torch.zeros(width),
-        torch.tensor(1e-6),
-    )
+    normals = torch.eye(classes, width)
+    offsets = torch.zeros(classes)
+    center = torch.zeros(width)
+    floor = torch.tensor(1e-6)
+    folded = (normals, offsets, center, floor)
     try:
-        score = dispatch.folded_score(features, folded, True, predicted=predicted)
-        expected = dispatch.plain_score(features, predicted, folded, True)
+        score = dispatch.folded_score(features, folded, divide=True, predicted=predicted)
+        expected = dispatch.plain_score(features, predicted, folded, divide=True)
     except Exception as error:
         # A broken compiler may raise anything.
         return f"no: {type(error).__name__}: {one_line(error)[:200]}"

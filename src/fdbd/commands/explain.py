@@ -44,8 +44,10 @@ def explain(
     given = images or []
     if bool(given) == bool(text):
         raise ValueError("give one or more images, or texts with --text")
-    stems = [image.stem for image in given] or ["text"] * len(text)
-    pictures = _pictures(out, stems, [guard, *given])
+    names = ["text" for _ in text]
+    if given:
+        names = [image.stem for image in given]
+    pictures = _pictures(out, names, [guard, *given])
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device=device)
     _check_kind(opened, guard, is_text=bool(text))
     # All images are decoded before anything is printed or drawn.

@@ -78,7 +78,10 @@ def export(
         device="cpu",
         features=features,
     )
+    if opened.tokenizer is not None and (int8 or out.suffix.lower() == ".xml"):
+        raise ValueError("a guard of texts is exported as .onnx, without --int8")
     if opened.guard.classifier is not None:
+        # In full precision.
         opened.guard.classifier.autocast = None
     if example is not None:
         inputs = _first_rows(opened, example, text)
@@ -86,16 +89,14 @@ def export(
         inputs = opened.tokenizer.encoder()(TEXTS)
     else:
         inputs = _noise(opened)
-    asked: dict[str, object] = {
+    settings: dict[str, object] = {
         "class_names": opened.class_names or None,
         "opset": OPSET if opset is None else opset,
     }
     if calibration is not None:
-        asked["data"] = _loader(opened, calibration)
-        asked["disagreement"] = max_disagreement
-    if opened.tokenizer is not None and (int8 or out.suffix.lower() == ".xml"):
-        raise ValueError("a guard of texts is exported as .onnx, without --int8")
-    result = write(opened.guard, out, inputs, **asked)
+        settings["data"] = _loader(opened, calibration)
+        settings["disagreement"] = max_disagreement
+    result = write(opened.guard, out, inputs, **settings)
     _report(opened, out, result, as_json)
 
 

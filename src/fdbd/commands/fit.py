@@ -56,7 +56,7 @@ def fit(
     holdout: float | None = opt(
         None, "With --network-never-saw-data: the share of DATA to calibrate on; default: 0.2."
     ),
-    text: str | None = opt(None, "The column of texts, of a .csv, .jsonl or .parquet file."),
+    text: str | None = opt(None, "The column of texts in a .csv, .jsonl or .parquet file."),
     label: str | None = opt(None, "The column of the texts' labels."),
     label_maps: Path | None = opt(
         None, "For a model that predicts maps: a folder with the label map of each image, as .png."
@@ -117,35 +117,33 @@ def fit(
             label=label,
             **target,
         )
-        fitted.guard.save(out)
-        _report(fitted, out, calibration, held_out, as_json)
-        return
-    share = _holdout(holdout, network_never_saw_data, calibration)
-    given = model_and_data.read(
-        "fit",
-        sources,
-        checkpoint,
-        num_classes=num_classes,
-        head=head,
-        preprocess=preprocess,
-        trust=trust_model,
-        device=where.home,
-    )
-    fitted = fit_files(
-        given.source,
-        given.data,
-        calibration,
-        where,
-        holdout=share,
-        held_out=held_out,
-        head=given.layer,
-        detector=_detector(named, budget),
-        autocast=autocast,
-        text=text,
-        label=label,
-        label_maps=label_maps,
-        **target,
-    )
+    else:
+        share = _holdout(holdout, network_never_saw_data, calibration)
+        given = model_and_data.read(
+            "fit",
+            sources,
+            checkpoint,
+            num_classes=num_classes,
+            head=head,
+            preprocess=preprocess,
+            trust=trust_model,
+            device=where.home,
+        )
+        fitted = fit_files(
+            given.source,
+            given.data,
+            calibration,
+            where,
+            holdout=share,
+            held_out=held_out,
+            head=given.layer,
+            detector=_detector(named, budget),
+            autocast=autocast,
+            text=text,
+            label=label,
+            label_maps=label_maps,
+            **target,
+        )
     fitted.guard.save(out)
     _report(fitted, out, calibration, held_out, as_json)
 
@@ -199,58 +197,85 @@ def _report(
     fitted: Fitted, out: Path, calibration: str | None, held_out: str | None, as_json: bool
 ) -> None:
     """What was fitted and calibrated, and what to know of it."""
-    from fdbd.jobs.fitting import RULE
-
-    guard = fitted.guard
-    threshold = guard.stages.require_any_threshold()
-    accuracy = {stage: found.accuracy for stage, found in guard.stages.record.agreement.items()}
     errors = [*fitted.training.errors, *fitted.calibrating.errors]
     if as_json:
-        facts = {
-            "guard": str(out),
-            "id": guard.id,
-            "detector": guard.detector.label,
-            "fit_rows": fitted.training.num_given,
-            "calibration_rows": fitted.calibrating.num_given,
-            "calibration": guard.about["calibration"],
-            "fit_accuracy": accuracy.get("fit"),
-            "calibration_accuracy": accuracy.get("calibration"),
-            "left_out": len(errors),
-            "threshold": threshold.value.tolist(),
-            "guarantee": threshold.guarantee,
-            "cautions": fitted.cautions,
-            "choice": None if guard.choice is None else guard.choice.to_dict(),
-        }
-        options.answer(facts, as_json)
+        options.answer(_facts(fitted, out, len(errors)), as_json)
     else:
-        where_from = f"of {calibration}"
-        if calibration is None:
-            where_from = "held out, which you confirmed the network never saw"
-            if _names_sentence_encoder(guard):
-                where_from = "held out, which the classifier was fitted without"
-        options.say(
-            f"{out}: {guard.detector.label} fitted on {fitted.training.num_given:,} rows, "
-            f"calibrated on {fitted.calibrating.num_given:,} {where_from}. {threshold.guarantee} "
-            f"What it promises for new data rests on this: {RULE}."
-        )
-        if guard.choice is not None:
-            source = "of the calibration rows" if held_out is None else f"rows of {held_out}"
-            number = len(guard.choice.members)
-            taken = f"combined {number} detectors with equal weights, calibrated on"
-            if guard.choice.is_weighed:
-                taken = f"weighed {number} detectors by"
-            options.say(
-                f"auto (experimental) {taken} {guard.choice.num_held_out} {source}: "
-                f"{guard.choice.summary}."
-            )
-        known = [
-            f"{value:.2%} on the {stage} data"
-            for stage, value in accuracy.items()
-            if value is not None
-        ]
-        if known:
-            options.say(f"The model's accuracy: {', '.join(known)}.")
+        _say_what_was_fitted(fitted, out, calibration)
+        _say_what_was_chosen(fitted.guard, held_out)
+        _say_accuracy(fitted.guard)
     for caution in fitted.cautions:
         options.note(f"caution: {caution}")
     if errors:
         options.note(f"{len(errors)} rows were left out, the first: {errors[0]}")
+
+
+def _facts(fitted: Fitted, out: Path, left_out: int) -> dict[str, object]:
+    """The answer as JSON values."""
+    guard = fitted.guard
+    threshold = guard.stages.require_any_threshold()
+    accuracy = _accuracy(guard)
+    choice = None
+    if guard.choice is not None:
+        choice = guard.choice.to_dict()
+    return {
+        "guard": str(out),
+        "id": guard.id,
+        "detector": guard.detector.label,
+        "fit_rows": fitted.training.num_given,
+        "calibration_rows": fitted.calibrating.num_given,
+        "calibration": guard.about["calibration"],
+        "fit_accuracy": accuracy.get("fit"),
+        "calibration_accuracy": accuracy.get("calibration"),
+        "left_out": left_out,
+        "threshold": threshold.value.tolist(),
+        "guarantee": threshold.guarantee,
+        "cautions": fitted.cautions,
+        "choice": choice,
+    }
+
+
+def _accuracy(guard: Guard) -> dict[str, float | None]:
+    """The model's accuracy on the data of each stage; None if these have no labels."""
+    agreement = guard.stages.record.agreement
+    return {stage: found.accuracy for stage, found in agreement.items()}
+
+
+def _say_what_was_fitted(fitted: Fitted, out: Path, calibration: str | None) -> None:
+    from fdbd.jobs.fitting import RULE
+
+    guard = fitted.guard
+    if calibration is not None:
+        where_from = f"of {calibration}"
+    elif _names_sentence_encoder(guard):
+        where_from = "held out, which the classifier was fitted without"
+    else:
+        where_from = "held out, which you confirmed the network never saw"
+    options.say(
+        f"{out}: {guard.detector.label} fitted on {fitted.training.num_given:,} rows, calibrated "
+        f"on {fitted.calibrating.num_given:,} {where_from}. "
+        f"{guard.stages.require_any_threshold().guarantee} "
+        f"What it promises for new data rests on this: {RULE}."
+    )
+
+
+def _say_what_was_chosen(guard: Guard, held_out: str | None) -> None:
+    """With "auto", how the detectors were weighed, and which were kept."""
+    choice = guard.choice
+    if choice is None:
+        return
+    source = "of the calibration rows" if held_out is None else f"rows of {held_out}"
+    number = len(choice.members)
+    taken = f"combined {number} detectors with equal weights, calibrated on"
+    if choice.is_weighed:
+        taken = f"weighed {number} detectors by"
+    options.say(f"auto (experimental) {taken} {choice.num_held_out} {source}: {choice.summary}.")
+
+
+def _say_accuracy(guard: Guard) -> None:
+    known = []
+    for stage, value in _accuracy(guard).items():
+        if value is not None:
+            known.append(f"{value:.2%} on the {stage} data")
+    if known:
+        options.say(f"The model's accuracy: {', '.join(known)}.")

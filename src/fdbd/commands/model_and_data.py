@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from fdbd.networks.by_name import NamedModel
 
 _SOURCES = (
-    "MODEL is a zoo name, timm:NAME, torchvision:NAME, package.module:factory or a .pt2 file; it "
-    "is left out with --head FILE; hf:FOLDER_OR_NAME is a model of texts, and "
-    "sentences:FOLDER_OR_NAME a sentence encoder, such as all-MiniLM-L6-v2, whose classes fdbd fit "
-    "learns from DATA. DATA to fit on, ideally the network's training data: a folder of images "
-    "(one folder per class), an .npz of images, the name of a dataset, a .parquet, .npz or .csv of "
-    "features, or with --text a .csv, .jsonl or .parquet of texts."
+    "MODEL: a zoo name, timm:NAME, torchvision:NAME, package.module:factory or a .pt2 file; for "
+    "texts hf:FOLDER_OR_NAME, or sentences:FOLDER_OR_NAME, a sentence encoder such as "
+    "all-MiniLM-L6-v2 whose classes fdbd fit learns from DATA. Left out with --head FILE. "
+    "DATA: what to fit on, ideally the network's training data: a folder of images (one folder per "
+    "class), an .npz of images, the name of a dataset, a .parquet, .npz or .csv of features, or "
+    "with --text a .csv, .jsonl or .parquet of texts."
 )
 _HEAD = (
     "For features without a model: an .npz or .safetensors with weight (C, P) and bias (C,). With "

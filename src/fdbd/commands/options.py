@@ -53,10 +53,12 @@ def arg(default: Any, text: str, show_default: bool = False, **names: Any) -> An
 
 
 GUARD = arg(..., "A guard's file, as fdbd fit writes it.")
-MODEL = opt(None, "The model, if the guard's file names none, or one that runs code.")
+MODEL = opt(
+    None, "The model. Needed only if the guard's file names none, or names one that runs code."
+)
 CHECKPOINT = opt(None, "The file of the model's weights, if it is not where the fit found it.")
 _TRUST = (
-    "Run code: that in a .pt2 file, or package.module:function in a config. A function that a"
+    "Let code run: that of a .pt2 file, or package.module:function in a config. A function that a"
     " guard names as its model is trusted by naming it again, with --model."
 )
 TRUST_MODEL = opt(False, _TRUST, "--trust-model")
@@ -90,6 +92,11 @@ def answer(found: Any, as_json: bool, *lines: str) -> None:
         return
     for line in lines:
         typer.echo(printable(line))
+
+
+def names(text: str) -> list[str]:
+    """The names in a text that separates them by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def print_table(

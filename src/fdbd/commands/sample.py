@@ -19,10 +19,10 @@ def sample(
     out: Path = opt(Path("sample.parquet"), "The rows: a .parquet or .csv file."),
     as_json: bool = options.JSON,
 ) -> None:
-    """Draw rows of scores at random, for a review that a threshold can be set on.
+    """Draw rows of scores at random, to be reviewed for a new threshold.
 
-    Reviewing the most suspicious samples finds outliers, but a threshold set on them promises
-    nothing. Each row has the same chance here, whatever its score.
+    A review of the most suspicious samples finds outliers, but a threshold set on it promises
+    nothing. Here each row has the same chance, whatever its score.
 
     Example: `fdbd sample scores.parquet --count 300 --out review.parquet`, then
     `fdbd gallery review.parquet --images ./inbox`

@@ -41,7 +41,7 @@ def score(
         False, "Also write the class behind the nearest decision boundary of each row.", "--nearest"
     ),
     fdr: float | None = opt(None, FDR),
-    text: str | None = opt(None, "The column of texts, of a .csv, .jsonl or .parquet file."),
+    text: str | None = opt(None, "The column of texts in a .csv, .jsonl or .parquet file."),
     keep: str | None = opt(
         None, "Columns of a table to carry through, such as ids, separated by commas."
     ),
@@ -77,7 +77,7 @@ def score(
         nearest=nearest,
         fdr=fdr,
         text=text,
-        keep=[name.strip() for name in (keep or "").split(",") if name.strip()],
+        keep=options.names(keep or ""),
         masks=masks,
     )
     if as_json:

@@ -33,7 +33,8 @@ def serve(
     name: str = opt("guard", "The guard's name in the Open Inference Protocol."),
     shadow: Path | None = opt(
         None,
-        "A second guard that decides on the same inputs; it is recorded and counted, not answered.",
+        "A second guard that decides on the same inputs; its decisions are only recorded and "
+        "counted.",
     ),
     batch_size: int = opt(32, "Largest number of rows per batch.", min=1),
     delay: float = opt(

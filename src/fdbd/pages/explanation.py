@@ -71,18 +71,10 @@ def explain_sample(
     decision = explanation.decision
     threshold = guard.stages.require_threshold()
     label = int(decision.labels[0])
-    distances = explanation.distances[0].double().tolist()
-    shares = explanation.shares[0].double().tolist()
     names = list(class_names)
-    for index in range(len(class_names), len(distances)):
+    for index in range(len(class_names), explanation.distances.shape[1]):
         names.append(f"class {index}")
-    reachable = [index for index, distance in enumerate(distances) if math.isfinite(distance)]
-    nearest_first = sorted(reachable, key=lambda index: distances[index])
-    boundaries = []
-    for index in nearest_first[:top]:
-        boundaries.append(
-            {"name": names[index], "distance": distances[index], "share": shares[index]}
-        )
+    boundaries = _boundaries(explanation, names)
     own_threshold = threshold.value[label] if threshold.per_class else threshold.value[0]
     return SampleExplanation(
         predicted=_predicted(guard, explanation, names),
@@ -91,11 +83,23 @@ def explain_sample(
         is_ood=bool(decision.is_ood[0]),
         threshold=float(own_threshold),
         standing=float(explanation.standing[0]),
-        boundaries=boundaries,
-        others=max(0, len(nearest_first) - top),
+        boundaries=boundaries[:top],
+        others=max(0, len(boundaries) - top),
         members=_members(explanation),
         calibration=threshold.calibration.double().cpu().numpy(),
     )
+
+
+def _boundaries(explanation: Explanation, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The boundaries that the first sample has, nearest first."""
+    distances = explanation.distances[0].double().tolist()
+    shares = explanation.shares[0].double().tolist()
+    found = []
+    for name, distance, share in zip(names, distances, shares):
+        if math.isfinite(distance):
+            found.append({"name": name, "distance": distance, "share": share})
+    found.sort(key=lambda boundary: boundary["distance"])
+    return found
 
 
 def _predicted(guard: Guard, explanation: Explanation, names: Sequence[str]) -> str:
@@ -188,7 +192,7 @@ def _histogram(axes: Any, sample: SampleExplanation, colour: str, kind: str) -> 
     axes.axvline(sample.threshold, color=INK, linewidth=1, linestyle="--", label="threshold")
     if math.isfinite(sample.score):
         axes.axvline(sample.score, color=colour, linewidth=2.5, label=f"this {kind}")
-    # Beneath, over no bar.
+    # Below the axes, where it covers no bar.
     axes.figure.legend(loc="outside lower right", ncols=2, frameon=False, fontsize=8)
     axes.set_xlabel("score, higher is more in-distribution")
     axes.set_ylabel("calibration samples")
