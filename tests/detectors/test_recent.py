@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -202,6 +205,36 @@ def test_weiper_learns_the_same_from_a_few_samples_at_once(
     whole = scores_of("weiper", copies=4)
     monkeypatch.setattr(fdbd.detectors.weiper, "LOGITS_AT_A_TIME", 7 * 4 * CLASSES)
     np.testing.assert_allclose(scores_of("weiper", copies=4), whole, rtol=1e-12)
+
+
+PEAK_OF_A_FIT = """
+import torch
+import fdbd
+torch.set_num_threads(1)
+head = fdbd.Head(torch.randn(200, 2048), torch.zeros(200))
+batch = fdbd.Batch(torch.rand(4, 2048))
+fdbd.create("weiper", copies=2).fit(batch, head)
+
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+before = peak()
+fdbd.create("weiper").fit(batch, head)
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_weiper_makes_its_copies_of_the_head_one_at_a_time() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", PEAK_OF_A_FIT], capture_output=True, text=True, check=True
+    )
+    kept_kib = 100 * 200 * 2048 * 4 / 1024
+    # The copies, and once more when they become a buffer; all of them in float64 take six times as
+    # much.
+    assert int(found.stdout) < 3.5 * kept_kib
 
 
 def split_by_definition(count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -48,6 +48,10 @@ class NAC(Detector):
     CIFAR-10, the default here as a share, and from 10 with a steepness of 3,000 for ResNet-50 on
     ImageNet: ``NAC(fill=0.01, steepness=3000)``. These are tuned on validation data with outliers.
 
+    The edges are those of the authors' code for OpenOOD, which has finer bins around 0.5. Others
+    differ: the code of their paper spaces the edges evenly, and pytorch-ood 0.4 has the finest bins
+    at 0 and 1, so that its AUROC may be points above or below this one.
+
     Args:
         bins: number of edges of the bins (M), even.
         fill: share of the training samples that fills a bin (O/N).

@@ -99,13 +99,14 @@ class WeiPer(Detector):
         """Keep the copies of the head, one below the other."""
         generator = torch.Generator().manual_seed(0)
         weight = head.weight.to("cpu", torch.float64)
-        norms = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
-        moved = []
-        for _ in range(self.copies):
+        reach = self.distance * torch.linalg.vector_norm(weight, dim=1, keepdim=True)
+        # One copy at a time: in float64, all of them would take twice the memory of the result.
+        perturbed = torch.empty(self.copies, *weight.shape, dtype=self.fit_dtype)
+        for copy in perturbed:
             noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-            moved.append(weight + self.distance * norms * F.normalize(noise, dim=1))
+            copy.copy_(weight + reach * F.normalize(noise, dim=1))
         self.set_buffers(
-            perturbed_weight=torch.cat(moved),
+            perturbed_weight=perturbed.flatten(0, 1),
             perturbed_bias=head.bias.to("cpu", torch.float64).repeat(self.copies),
         )
 
