@@ -483,7 +483,7 @@ def test_set_is_a_deprecated_name_of_set_buffers() -> None:
 
 def test_a_detector_shows_what_users_and_authors_need_and_nothing_else() -> None:
     for_users = {"name", "paper", "needs", "label", "options", "to_config", "fit", "score",
-                 "is_fitted", "head", "prepare"}  # fmt: skip
+                 "is_fitted", "head"}  # fmt: skip
     for_authors = {"passes", "formula", "observe", "example", "set_buffers", "buffer_shape",
                    "fit_dtype", "has_known_direction"}  # fmt: skip
     from_torch = set(dir(torch.nn.Module))

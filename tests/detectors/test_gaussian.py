@@ -292,7 +292,7 @@ def test_the_regression_weighs_the_layer_that_gives_perturbed_samples_away() -> 
         [both.rows(slice(a, a + 90)) for a in range(0, 400, 90)], head
     )
     x = (
-        torch.cat([detector.standardised(detector.prepare(part)) for part in (clean, perturbed)])
+        torch.cat([detector.standardised(detector._prepare(part)) for part in (clean, perturbed)])
         .double()
         .numpy()
     )

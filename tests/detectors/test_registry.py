@@ -160,7 +160,8 @@ def test_the_migration_table_names_every_detector_and_shaping() -> None:
     # Other tests may have registered detectors of their own.
     kinds = registered()
     ours = {name for name in fdbd.list_detectors() if kinds[name].__module__.startswith("fdbd.")}
-    assert named == ours | {"Ensemble"}
+    wanted = ours | {"Ensemble"}
+    assert named == wanted, f"add rows to the table in docs/migrating.md: {sorted(wanted - named)}"
 
 
 def test_the_migration_table_names_classes_of_pytorch_ood() -> None:
@@ -178,3 +179,8 @@ def test_every_detector_and_shaping_of_ours_is_a_name_of_fdbd() -> None:
             assert getattr(fdbd, kind.__name__, None) is kind, (
                 f"add to src/fdbd/__init__.pyi: {line}"
             )
+
+
+def test_a_class_in_place_of_a_detector_is_an_error_that_says_how_to_make_one() -> None:
+    with pytest.raises(TypeError, match=r"Energy is a class, expected a detector: .*Energy\(\)"):
+        as_detector(fdbd.Energy)  # type: ignore[arg-type]

@@ -69,20 +69,24 @@ def corrupt(images: Pixels, corruption: str, severity: int, *, seed: int = 0) ->
         raise ValueError(f"severity is {severity}, expected 1 to 5")
     height, width = images.shape[1:3]
     side = max(height, width)
-    top = (side - height) // 2
-    left = (side - width) // 2
-    bottom = side - height - top
-    right = side - width - left
+    top, bottom = _margins(height, side)
+    left, right = _margins(width, side)
     edges = ((0, 0), (top, bottom), (left, right), (0, 0))
     result = np.empty_like(images)
     for start in range(0, len(images), _BLOCK):
-        block = np.pad(images[start : start + _BLOCK], edges, mode="symmetric")
+        squares = np.pad(images[start : start + _BLOCK], edges, mode="symmetric")
         draw = _draws(seed, CORRUPTIONS.index(corruption), severity, start)
-        out = _FUNCTIONS[corruption](block / 255.0, severity - 1, draw)
-        inner = out[:, top : top + height, left : left + width]
+        corrupted = _FUNCTIONS[corruption](squares / 255.0, severity - 1, draw)
+        inner = corrupted[:, top : top + height, left : left + width]
         # Truncated, not rounded, as in the published files.
         result[start : start + _BLOCK] = (np.clip(inner, 0, 1) * 255).astype(np.uint8)
     return result
+
+
+def _margins(length: int, side: int) -> tuple[int, int]:
+    """What is to be added before and after a length, to make it as long as the side."""
+    before = (side - length) // 2
+    return before, side - length - before
 
 
 def mixture(count: int, *, frost: bool = False, seed: int = 0) -> NDArray[np.str_]:
@@ -369,16 +373,18 @@ def _sample(
     rows, columns = np.broadcast_arrays(rows, columns)
     top = np.floor(rows).astype(np.intp)
     left = np.floor(columns).astype(np.intp)
-    down = (rows - top)[..., None]
-    right = (columns - left)[..., None]
+    # How far a place lies from the row above it to the one below, and from left to right: 0 to 1.
+    share_down = (rows - top)[..., None]
+    share_right = (columns - left)[..., None]
+    # The four pixels around a place.
     upper = mirror[margin + top]
     lower = mirror[margin + top + 1]
     west = mirror[margin + left]
     east = mirror[margin + left + 1]
     every = np.arange(len(x))[:, None, None]
-    above = x[every, upper, west] * (1 - right) + x[every, upper, east] * right
-    below = x[every, lower, west] * (1 - right) + x[every, lower, east] * right
-    return np.asarray(above * (1 - down) + below * down)
+    above = x[every, upper, west] * (1 - share_right) + x[every, upper, east] * share_right
+    below = x[every, lower, west] * (1 - share_right) + x[every, lower, east] * share_right
+    return np.asarray(above * (1 - share_down) + below * share_down)
 
 
 _FUNCTIONS: dict[str, Callable[[Floats, int, Draw], Floats]] = {

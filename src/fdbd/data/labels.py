@@ -69,6 +69,10 @@ def as_classes(
     return found if ((found >= 0) & (found < num_classes)).all() else None
 
 
+MANY_PER_CLASS = 20
+"""Labels per class, on average, from which on a class without any is no accident."""
+
+
 class Agreement:
     """How often labels and predictions agree, with the first that do not.
 
@@ -86,13 +90,16 @@ class Agreement:
         self.mismatches: list[tuple[int, int]] = []
         """Label and prediction of the first that differ."""
         self.per_class: Counter[int] = Counter()
-        """The number of labels of each class."""
+        """The number of labels of each class that were compared."""
+        self.all_labels: Counter[int] = Counter()
+        """The number of labels of each class, compared or not."""
         self.confusions: Counter[tuple[int, int]] = Counter()
         """How often samples with one label are predicted as another class, by label and
         prediction."""
 
     def add(self, labels: Tensor, predicted: Tensor) -> None:
         """Count a batch: true and predicted class indices (N,). Labels below 0 mean none."""
+        self.add_labels(labels)
         labels = labels.reshape(-1)
         predicted = predicted.reshape(-1).to(labels.device)
         is_known = labels >= 0
@@ -106,6 +113,10 @@ class Agreement:
         self.right += len(labels) - len(mistakes)
         # The first three are shown as examples.
         self.mismatches = (self.mismatches + mistakes)[:3]
+
+    def add_labels(self, labels: Tensor) -> None:
+        """Count class indices (N,) alone, for `missing`. Labels below 0 mean none."""
+        self.all_labels.update(labels[labels >= 0].reshape(-1).tolist())
 
     @property
     def accuracy(self) -> float | None:
@@ -130,20 +141,46 @@ class Agreement:
         is_not_luck = bdtrc(self.right - 1, self.count, chance) < 0.01
         if gains_enough or is_not_luck:
             return None
-
-        def name(index: int) -> str:
-            if index < len(class_names):
-                return f"{index} ({class_names[index]})"
-            return str(index)
-
         first = []
         for label, predicted in self.mismatches:
-            first.append(f"label {name(label)}, predicted {name(predicted)}")
+            wanted = _named(label, class_names)
+            first.append(f"label {wanted}, predicted {_named(predicted, class_names)}")
         return (
             f"accuracy on {source} is {100 * accuracy:.2f} % of {self.count:,} labels, no better "
             "than guessing: are these the model's classes, in its order, and are images prepared "
             f"as in its training? The first mismatches: {'; '.join(first)}"
         )
+
+    def missing(self, source: str, class_names: Sequence[str] = ()) -> str | None:
+        """One sentence if classes of the model have no labels although there are many labels, else
+        None.
+
+        >>> import torch
+        >>> agreement = Agreement(3)
+        >>> agreement.add(torch.arange(90) % 2, torch.arange(90) % 2)
+        >>> agreement.missing("the fit data")[:58]
+        'the fit data have no samples of 1 of the 3 classes: 2. The'
+        """
+        if self.all_labels.total() < MANY_PER_CLASS * self.num_classes:
+            return None
+        absent = [label for label in range(self.num_classes) if not self.all_labels[label]]
+        if not absent:
+            return None
+        shown = ", ".join(_named(label, class_names) for label in absent[:3])
+        if len(absent) > 3:
+            shown += f" and {len(absent) - 3} more"
+        return (
+            f"{source} have no samples of {len(absent)} of the {self.num_classes} classes: "
+            f"{shown}. The threshold does not hold for these classes, and their samples may count "
+            "as OOD; give data of all classes that are in-distribution"
+        )
+
+
+def _named(index: int, class_names: Sequence[str]) -> str:
+    """A class in words: its index, with its name if there is one."""
+    if index < len(class_names):
+        return f"{index} ({class_names[index]})"
+    return str(index)
 
 
 def holds_indices(names: Sequence[str], num_classes: int) -> bool:

@@ -77,7 +77,7 @@ def text_kinds(
     """Pseudo-OOD texts of each kind: shuffled words, one word repeated, random letters, other
     languages.
 
-    They take the same way to features as the texts of the fit: ``Auto(kinds={name:
+    Their features are computed like those of the texts of the fit: ``Auto(kinds={name:
     fdbd.Batch(encode(kind)) for name, kind in text_kinds(fresh_texts).items()})``.
 
     Args:

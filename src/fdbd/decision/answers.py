@@ -193,7 +193,7 @@ def explain(
             member_p_values = detector.p_values(batch).T
             objections = detector.objections(batch).T
         head = detector.head
-        batch = detector.prepare(batch)
+        batch = detector._prepare(batch)
         while isinstance(detector, Shaped):
             batch = detector.shape(batch)
             detector = detector.detector

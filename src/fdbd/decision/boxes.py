@@ -96,10 +96,10 @@ class BoxGuard:
         fit has seen: from one random detection of each, among those that `fit` would learn from.
 
         With `alpha`, one random detection of a new in-distribution image is flagged with
-        probability at most `alpha`, if it is drawn among the same: among the detections that match
-        a true box if `data` gives targets, else among those with a confidence of at least
-        `CONFIDENT`. Of the others, more may be flagged. Images without any such detection do not
-        count."""
+        probability at most `alpha`. It has to be drawn in the same way as here: among the
+        detections that match a true box if `data` gives targets, else among those with a confidence
+        of at least `CONFIDENT`. Other detections may be flagged more often. Images without any such
+        detection do not count."""
         generator = torch.Generator().manual_seed(self._seed)
         drawn = []
         for found in self._learnable(data):
@@ -149,7 +149,7 @@ class BoxGuard:
             )
 
     def _learnable(self, data: Iterable[Any]) -> Iterator[Detections]:
-        """Of each image, the detections to learn from."""
+        """The detections of each image that a fit learns from."""
         for item in data:
             inputs, targets = _split(item)
             found = self.network.detections(inputs)

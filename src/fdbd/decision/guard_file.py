@@ -72,6 +72,7 @@ def load(
     """
     guard = _on_its_device(lambda: _assemble(path, *artifact.read(path), model, head))
     warn_of_other_weights(guard, path)
+    guard.stages.warn_of_batch_statistics()
     return guard
 
 

@@ -51,6 +51,11 @@ class GuardRecord:
             self.agreement[stage] = Agreement(num_classes)
         self.agreement[stage].add(labels, predicted)
 
+    def count_labels(self, stage: str, labels: Tensor | None) -> None:
+        """Count given labels whose predictions are not compared, since those of others were."""
+        if labels is not None and labels.ndim == 1 and stage in self.agreement:
+            self.agreement[stage].add_labels(labels)
+
 
 def warn_caller(text: str, category: type[UserWarning] = UserWarning) -> None:
     """Warn at the line outside this package that called it, perhaps by calling a module of

@@ -46,6 +46,9 @@ from fdbd.util.torch_compat import is_plain, tracing
 if TYPE_CHECKING:
     from fdbd.decision.guard import Data, Guard
 
+REUSED = 0.1
+"""Share of calibration samples that the fit has seen, above which the guard warns: a few are equal
+by accident."""
 _FEW = 256
 """Scores that are looked at one by one faster than by torch."""
 
@@ -275,11 +278,15 @@ class Stages:
             logits = head(batch.features.to(head.weight))
         if logits is not None and len(logits):
             record.compare("fit", batch.labels, logits.argmax(dim=1), head.num_classes)
+        else:
+            record.count_labels("fit", batch.labels)
         return batch
 
     def end_fit(self) -> None:
-        """Note the model's weights, and warn if labels and predictions do not agree."""
+        """Note the model's weights, and warn if labels and predictions do not agree, or if scores
+        depend on the batch."""
         self.record.weights = self._guard._weights()
+        self.warn_of_batch_statistics()
         self.warn_of_labels("fit")
 
     # ── the choice of a detector, with "auto"
@@ -423,23 +430,44 @@ class Stages:
             known.add_hashes(batch.hashes)
             num_classes = self._guard.head.num_classes
             record.compare("calibration", batch.labels, batch.predicted, num_classes)
-        if record.seen is not None and known.overlap(record.seen) > 0.5:
+        reused = 0.0 if record.seen is None else known.overlap(record.seen)
+        if reused > REUSED:
             warn_caller(
-                "the calibration data were also used for the fit: scores on them are too good, and "
-                "the threshold will raise more false alarms than asked for; calibrate on data that "
-                "neither the fit nor the network's training has seen"
+                f"the calibration data were also used for the fit ({reused:.0%} of them): scores "
+                "on them are too good, and the threshold will raise more false alarms than asked "
+                "for; calibrate on data that neither the fit nor the network's training has seen"
             )
         self.warn_of_labels("calibration")
 
     def warn_of_labels(self, stage: str) -> None:
         """Warn if the labels of a stage ("fit", "calibration") agree with predictions no better
-        than chance."""
+        than chance, or lack classes of the model."""
         if stage not in self.record.agreement:
             return
         names: Any = self._guard.about.get("class_names") or ()
-        text = self.record.agreement[stage].warning(f"the {stage} data", names)
-        if text:
-            warn_caller(text)
+        agreement = self.record.agreement[stage]
+        source = f"the {stage} data"
+        mistaken = agreement.warning(source, names)
+        if mistaken:
+            warn_caller(mistaken)
+        missing = agreement.missing(source, names)
+        # Labels of maps are positions, of which one image has many.
+        if missing and not self.record.gives_maps:
+            warn_caller(missing)
+
+    def warn_of_batch_statistics(self) -> None:
+        """Warn if the model normalises by the batch at hand: the score of a sample then depends on
+        the samples beside it."""
+        classifier = self._guard.classifier
+        if classifier is None or not classifier.batch_statistics:
+            return
+        names = ", ".join(classifier.batch_statistics[:3])
+        warn_caller(
+            f"{len(classifier.batch_statistics)} batch normalisations ({names}, …) use the "
+            "statistics of the batch at hand, so a sample's score depends on the samples beside "
+            "it, and the threshold holds for such batches alone: call model.eval(), or give the "
+            "layers running statistics"
+        )
 
     # ── decision
 
@@ -597,8 +625,8 @@ def _refuse_text_labels(item: Any) -> None:
         first = labels[0]
     if isinstance(first, str):
         raise ValueError(
-            f"the labels are text, such as {first!r}, and this detector is fitted by class: give "
-            "class indices (N,), the positions of the names in the model's list of classes"
+            f"the labels are text, such as {str(first)!r}, and this detector is fitted by class: "
+            "give class indices (N,), the positions of the names in the model's list of classes"
         )
 
 

@@ -522,6 +522,7 @@ def _sorted_by_class(
     if labels is None:
         raise ValueError("a threshold per predicted class needs the predicted classes: pass labels")
     predicted = _checked_classes(labels, values, num_classes)
+    # By score, then by class: a stable sort keeps the scores of each class ascending.
     order = values.argsort()
     order = order[predicted[order].argsort(stable=True)]
     counts = torch.bincount(predicted.long(), minlength=num_classes or 0)

@@ -163,9 +163,9 @@ class Detector(Configured):
         """Two rows of zeros with all that a score reads, to try a fitted detector on."""
         return Batch(self.head.weight.new_zeros(2, self.head.num_features))
 
-    # For drivers of a fit, and for explanations
+    # For drivers of a fit, for explanations and for subclasses
 
-    def prepare(self, batch: Batch) -> Batch:
+    def _prepare(self, batch: Batch) -> Batch:
         """The batch as the formula gets it: checked shapes, the dtype of the fit, logits if the
         formula reads them."""
         head = self.head
@@ -255,7 +255,7 @@ class Detector(Configured):
         if autocasts():
             with full_precision():
                 return self._checked_score(formula, batch)
-        prepared = self.prepare(batch)
+        prepared = self._prepare(batch)
         if not tracing():
             survive_forks()
             if not prepared.features.shape[0]:

@@ -107,7 +107,7 @@ class KNN(Banked):
     def recall(self, batch: Batch) -> float:
         """Fraction of the k exact nearest neighbours that the index finds, over the samples of a
         batch."""
-        rows = unit(self.prepare(batch).features)
+        rows = unit(self._prepare(batch).features)
         _, exact = largest_products(rows, self.bank, self.k)
         _, found = self._search(rows)
         hits = 0

@@ -30,8 +30,8 @@ def list_detectors(pattern: str | None = None, *, shapings: bool = True) -> list
 
     Args:
         pattern: only names that match, such as "*nn*".
-        shapings: with those of shapings, each of which `create` puts before Energy as its paper
-            does; False leaves them out.
+        shapings: also the names of shapings; `create` puts one that is named alone before Energy,
+            as its paper does.
 
     >>> (
     ...     "fdbd" in list_detectors(),
@@ -124,6 +124,9 @@ def as_detector(value: Detector | Shaping | str) -> Detector:
         return Shaped(value, Energy())
     if isinstance(value, Detector):
         return value
+    if isinstance(value, type):
+        kind = value.__name__
+        raise TypeError(f"{kind} is a class, expected a detector: make one, such as {kind}()")
     raise TypeError(
         f"a {type(value).__name__} is not a detector; expected an fdbd detector or its name"
     )

@@ -134,6 +134,7 @@ def minimum(points: tuple[float, ...], sums: Tensor) -> tuple[float, bool]:
         return points[0], False
     if right == len(points):
         return points[-1], False
+    # Nocedal and Wright, Numerical Optimization (2006), equation 3.59.
     left = right - 1
     slope = slopes[left]
     end_slope = slopes[right]

@@ -67,9 +67,9 @@ def delong_test(
     """Compares the AUROC of two detectors that scored the same samples in the same order (DeLong et
     al., 1988).
 
-    The samples being the same, the two AUROCs vary together, and their difference less than their
-    separate intervals suggest. O(N log N), by ranks (Sun & Xu, 2014). Equal placements of all
-    samples give p = 1.
+    Since the samples are the same, the two AUROCs vary together, and their difference varies less
+    than their separate intervals suggest. If both detectors rank all samples alike, p is 1.
+    O(N log N), by ranks (Sun & Xu, 2014).
 
     >>> first = ([3.0, 4.0, 5.0, 2.0], [1.0, 2.5, 0.0])
     >>> result = delong_test(*first, [3.0, 1.0, 2.0, 0.5], [1.5, 2.5, 0.0])

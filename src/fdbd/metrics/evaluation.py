@@ -173,10 +173,12 @@ def average(
     id_scores: ArrayLike | None = None,
     ood_scores: Sequence[ArrayLike] = (),
 ) -> Estimate:
-    """Mean of a measure over OOD sets. Its interval is, for AUROC and AUPR, the mean of the sets'
-    intervals, scaled by the ratio of the mean's standard error to the mean of the sets' standard
-    errors; for FPR@TPR it comes from the draws behind the sets' intervals, made together, so
-    that the ID samples vary once for all sets.
+    """Mean of a measure over OOD sets, with an interval that knows that they share their ID
+    samples.
+
+    For AUROC and AUPR it is the mean of the sets' intervals, scaled by the ratio of two standard
+    errors: that of the mean, and the mean of the sets' own. For FPR@TPR it comes from the random
+    draws behind the sets' intervals, made for all sets together.
 
     Args:
         evaluations: one per OOD set.

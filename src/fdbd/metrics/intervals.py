@@ -52,13 +52,14 @@ def auroc_interval(counts: Counts, confidence: float) -> Interval:
 
 def aupr_interval(counts: Counts, confidence: float) -> Interval:
     """Logit interval from the influence of each sample on the average precision, with Student's t
-    as for AUROC.
+    as for AUROC. Two things make the lower limit hold near 1:
 
-    The lower limit starts from the AUPR with half an unseen negative above all samples, a
-    continuity correction: the precision of the top ranks is 1 in the sample when no negative
-    happens to lie there, and its variance then 0. The limit stops at the AUPR that would follow if
-    AUROC stood at its lower pair limit because that share of the negatives lay above all positives;
-    that is the interval at AUPR 1.
+    - It starts from the AUPR with half a negative more, above all samples (a continuity
+    correction): if no negative happens to lie among the top ranks, their precision is 1 in the
+    sample, and shows no variance.
+    - It is never below the AUPR of the worst case that AUROC's lower pair limit allows, in which a
+    share of the negatives lies above all positives. That is also the limit at AUPR 1, where the
+    variance is zero.
     """
     value = average_precision(counts)
     roc = area(counts)
@@ -188,9 +189,9 @@ def precision_influences(counts: Counts) -> tuple[Floats, Floats]:
 
 def _spread(counts: Counts, influences: tuple[Floats, Floats]) -> tuple[float, float]:
     """Variance of a statistic whose influences by level are given, and the degrees of freedom of
-    that variance."""
+    that variance, by Satterthwaite: twice its square over its own variance."""
     variance = 0.0
-    uncertainty = 0.0
+    variance_of_variance = 0.0
     for influence, weight in zip(influences, (counts.positive, counts.negative)):
         number = weight.sum()
         if number < 2:
@@ -198,8 +199,11 @@ def _spread(counts: Counts, influences: tuple[Floats, Floats]) -> tuple[float, f
         squares = (influence - np.average(influence, weights=weight)) ** 2
         mean_square = np.average(squares, weights=weight)
         variance += mean_square / (number - 1)
-        uncertainty += np.average((squares - mean_square) ** 2, weights=weight) / number**3
-    freedom = 2 * variance**2 / uncertainty if uncertainty > 0 else math.inf
+        spread_of_squares = np.average((squares - mean_square) ** 2, weights=weight)
+        variance_of_variance += spread_of_squares / number**3
+    freedom = math.inf
+    if variance_of_variance > 0:
+        freedom = 2 * variance**2 / variance_of_variance
     return float(variance), max(float(freedom), 1.0)
 
 

@@ -238,9 +238,14 @@ class CompactResNet(Network):
 def whiten_stem(model: CompactResNet, images: Tensor, eps: float = 5e-4) -> None:
     """Start the stem as the whitening transform of image patches (Page, 2019; Jordan, 2024).
 
-    The leading principal directions of the patches, scaled to unit variance, once with each sign so
-    that the rectifier loses nothing. images: normalised, (N, 3, H, W); a few thousand are
-    enough."""
+    Its filters are the leading principal directions of the patches, scaled to unit variance, once
+    with each sign so that the rectifier loses nothing.
+
+    Args:
+        model: the network whose stem is set, in place.
+        images: normalised images (N, 3, H, W); a few thousand are enough.
+        eps: added to each variance before its root is divided by.
+    """
     weight = model.stem.weight
     half = weight.shape[0] // 2
     kernel = weight.shape[2]

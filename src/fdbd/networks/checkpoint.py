@@ -47,13 +47,16 @@ _RENAMES = (
 
 
 def load_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
-    """Load weights into `model` and return it. A `state_dict` key and `module.` prefixes are
-    unwrapped.
+    """Load weights into `model` and return it.
 
-    path: `.safetensors`, or anything `torch.load(weights_only=True)` reads (`.pt`, `.pth`, `.th`);
-    two files joined by ``+`` if the head is in a file of its own. Names of other implementations
-    are translated (`under_names`), half precision becomes the model's type, and weights that do not
-    fit are a ValueError that names the keys.
+    A `state_dict` key and `module.` prefixes are unwrapped, names of other implementations are
+    translated (`under_names`), and half precision becomes the model's type. Weights that do not fit
+    are a ValueError that names the keys.
+
+    Args:
+        model: the network that gets the weights, in place.
+        path: a ``.safetensors`` file, or what ``torch.load(weights_only=True)`` reads (``.pt``,
+            ``.pth``, ``.th``); two files joined by ``+`` if the head is in a file of its own.
 
     >>> from fdbd.networks import create, zoo_card
     >>> load_checkpoint(create("resnet10_compact"), zoo_card("cifar10-ce").path).get_classifier()
@@ -94,7 +97,8 @@ def _some(keys: list[str]) -> str:
 def _check_shapes(
     path: Path, model: nn.Module, state: Mapping[str, Tensor], own: Mapping[str, Tensor]
 ) -> None:
-    """ValueError if a tensor has another shape; one of the head alone has another class count."""
+    """ValueError if a tensor has another shape; if the head alone has, it is the number of classes
+    that differs, and the error says so."""
     wrong = [key for key in state if state[key].shape != own[key].shape]
     if not wrong:
         return

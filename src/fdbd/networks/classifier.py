@@ -30,12 +30,15 @@ from fdbd.networks.find_head import (
     get_layer,
 )
 from fdbd.networks.head_check import FirstCall, check_head, output_logits
+from fdbd.networks.input_mistakes import explain_inputs
 from fdbd.networks.wrapped import unwrapped
 from fdbd.util.devices import device_of
 from fdbd.util.torch_compat import is_out_of_sight
 
 Call = tuple[str, Any, Any]
 """Name of a watched module, its input, its output."""
+_NUMBERS = "biufc"
+"""Kinds of NumPy's types that are numbers."""
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Precisions that a model may run in under autocast, by name."""
 
@@ -154,6 +157,19 @@ class Classifier(nn.Module):
         before or after it; ``classifier(images).grid`` says which."""
         return isinstance(self._first_layer, nn.Conv2d)
 
+    @property
+    def batch_statistics(self) -> list[str]:
+        """Names of batch normalisations that use, in a call, the statistics of the batch at hand:
+        those without running statistics, and those in training mode below a model in eval mode."""
+        names = []
+        for name, module in self.model.named_modules():
+            if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+                continue
+            is_training = module.training and not self.model.training
+            if is_training or module.running_mean is None:
+                names.append(name)
+        return names
+
     def fingerprint(self) -> str:
         """The head's fingerprint."""
         return self.head.fingerprint()
@@ -254,8 +270,9 @@ class Classifier(nn.Module):
         try:
             with _eval_mode(self.model), self._precision():
                 return call_model(self.model, inputs)
-        except (RuntimeError, ValueError, IndexError) as error:
-            explanation = _explain_inputs(inputs, self._first_layer, error)
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            dtype = next(self._first_layer.parameters()).dtype
+            explanation = explain_inputs(inputs, dtype, error)
             if explanation is not None:
                 raise TypeError(explanation) from error
             raise
@@ -518,15 +535,21 @@ def _is_channels_last(model: nn.Module, name: str) -> bool:
     return False
 
 
+class PositionalInputs(tuple[Any, ...]):
+    """Several inputs of a model, by position. `split_batch` makes it, and does not take the second
+    of them for labels when it is given it again."""
+
+
 def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
     """Splits what a loader yields into what the model takes and class indices, (N,) or maps
     (N, h, w); None if there are none.
 
     A tensor is the input. A tuple or list is (inputs, labels, …) and what follows is left out; a
-    second element that is not an array (None, file names) is not taken for labels. A dict holds
-    keyword arguments for the model, and labels under ``labels`` or ``label``; if there is nothing
-    but ``image`` (or ``images``, ``img``) beside them, that is the input. NumPy arrays become
-    tensors.
+    second element that is not an array (None, file names) is not taken for labels. The inputs of a
+    pair may be a tuple or list themselves, which the model takes by position. A list of texts is
+    one input. A dict holds keyword arguments for the model, and labels under ``labels`` or
+    ``label``; if there is nothing but ``image`` (or ``images``, ``img``) beside them, that is the
+    input. NumPy arrays become tensors.
 
     >>> images, labels = split_batch([torch.zeros(2, 3, 8, 8), torch.tensor([4, 1])])
     >>> images.shape, labels
@@ -536,15 +559,21 @@ def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
     """
     if isinstance(batch, Mapping):
         return _split_dict(batch)
+    if isinstance(batch, PositionalInputs) or _are_texts(batch):
+        return batch, None
     if not isinstance(batch, (tuple, list)):
         return _with_tensors(batch), None
     if not batch:
         raise ValueError("the batch is an empty tuple, expected (inputs,) or (inputs, labels)")
-    if isinstance(batch[0], Mapping):
-        inputs, labels = split_batch(batch[0])
+    _refuse_single_samples(batch)
+    first = batch[0]
+    labels = None
+    if isinstance(first, Mapping):
+        inputs, labels = split_batch(first)
+    elif isinstance(first, (tuple, list)) and not _are_texts(first):
+        inputs = PositionalInputs(_with_tensors(value) for value in first)
     else:
-        inputs = _with_tensors(batch[0])
-        labels = None
+        inputs = _with_tensors(first)
     if len(batch) > 1:
         labels = _as_labels(batch[1])
     return inputs, labels
@@ -565,42 +594,12 @@ def _split_dict(batch: Mapping[str, Any]) -> tuple[Any, Tensor | None]:
     return inputs, labels
 
 
-def _explain_inputs(inputs: Any, layer: nn.Module, error: Exception) -> str | None:
-    """Why a model may have refused a tensor, and what to do; None: the error speaks for itself."""
-    if not isinstance(inputs, Tensor):
-        return None
-    said = (str(error).splitlines() or [type(error).__name__])[0][:200]
-    shape = tuple(inputs.shape)
-    if inputs.ndim == 4 and not inputs.is_floating_point():
-        return (
-            f"the model takes no images of {inputs.dtype} ({said}): prepare them first, with "
-            'fdbd.networks.Preprocess.preset("imagenet") for instance'
-        )
-    dtype = next(layer.parameters()).dtype
-    if inputs.dtype == torch.float64 and dtype != torch.float64:
-        return (
-            f"the inputs are float64 and the model's weights {dtype} ({said}): give inputs.float()"
-        )
-    channels = (1, 3, 4)
-    if inputs.ndim == 3 and (shape[0] in channels or shape[2] in channels):
-        return (
-            f"the input has shape {shape}, which looks like a single image ({said}): give a batch "
-            "(N, C, H, W), such as images[None]"
-        )
-    if inputs.ndim == 4 and shape[3] in channels and shape[1] not in channels:
-        return (
-            f"the images have shape {shape}, which looks like channels last ({said}): give "
-            "(N, C, H, W), such as images.permute(0, 3, 1, 2)"
-        )
-    return None
-
-
 def call_model(model: nn.Module, inputs: Any) -> Any:
-    """``model(inputs)``; a dict is given as keyword arguments, a tuple or list as positional
-    ones."""
+    """``model(inputs)``; a dict is given as keyword arguments, a tuple or list as positional ones
+    unless it holds texts."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
-    if isinstance(inputs, (tuple, list)):
+    if isinstance(inputs, (tuple, list)) and not _are_texts(inputs):
         return model(*inputs)
     return model(inputs)
 
@@ -611,7 +610,7 @@ def _move(inputs: Any, device: torch.device) -> Any:
         return inputs.to(device, non_blocking=device.type == "cuda")
     if isinstance(inputs, Mapping):
         return {key: _move(value, device) for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
+    if isinstance(inputs, (tuple, list)) and not _are_texts(inputs):
         return tuple(_move(value, device) for value in inputs)
     return inputs
 
@@ -684,8 +683,9 @@ def _tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _with_tensors(value: Any) -> Any:
-    """Arrays as tensors. NumPy's default, float64, becomes float32, which networks take."""
-    if not isinstance(value, np.ndarray):
+    """Arrays of numbers as tensors. NumPy's default, float64, becomes float32, which networks
+    take."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in _NUMBERS:
         return value
     if value.dtype.kind == "f":
         value = value.astype(np.float32)
@@ -699,7 +699,32 @@ def _are_labels(value: Any) -> bool:
         return False
     if isinstance(value, (tuple, list)):
         return all(isinstance(label, (int, Tensor)) for label in value)
-    return True
+    return not isinstance(value, np.ndarray) or value.dtype.kind in _NUMBERS
+
+
+def _are_texts(value: Any) -> bool:
+    """Whether a value is a list of texts."""
+    if not isinstance(value, (tuple, list)) or not value:
+        return False
+    return all(isinstance(text, str) for text in value)
+
+
+def _refuse_single_samples(batch: Sequence[Any]) -> None:
+    """ValueError for a list of samples, of which the second would be taken for labels."""
+    if len(batch) < 2:
+        return
+    first = batch[0]
+    second = batch[1]
+    for each in (first, second):
+        if not isinstance(each, (Tensor, np.ndarray)):
+            return
+    if not first.ndim or tuple(first.shape) != tuple(second.shape):
+        return
+    if as_tensor(second).is_floating_point():
+        raise ValueError(
+            f"the batch is a list of {len(batch)} samples of shape {tuple(first.shape)}, expected "
+            "one tensor (N, …), such as torch.stack(samples), or (inputs, labels)"
+        )
 
 
 def _as_labels(labels: Any) -> Tensor | None:

@@ -117,6 +117,7 @@ def find_heads(model: nn.Module, head: HeadName) -> dict[str, nn.Module]:
     names = {module: name for name, module in model.named_modules()}
     modules = _guessed(model) if head is None else _chosen(model, head)
     if not modules:
+        _refuse_lazy_layers(model)
         raise ValueError(
             f"{type(model).__name__} has no linear layer (nn.Linear or 1×1 nn.Conv2d) to be its"
             " head"
@@ -130,6 +131,16 @@ def find_heads(model: nn.Module, head: HeadName) -> dict[str, nn.Module]:
             refuse_head(model, f"{what}, {expected}")
     found = [names[module] for module in modules]
     return dict(zip(plain_names(model, found), modules))
+
+
+def _refuse_lazy_layers(model: nn.Module) -> None:
+    """ValueError if the model has lazy linear layers that have not seen their first batch."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.LazyLinear) and module.has_uninitialized_params():
+            raise ValueError(
+                f"the layer {name!r} is a LazyLinear without weights: run the model on one batch "
+                "first, and train it or load its weights"
+            )
 
 
 def _guessed(model: nn.Module) -> list[nn.Module]:

@@ -129,31 +129,37 @@ def _is_resized(maps: Tensor, output: Tensor) -> bool:
 
 def _refuse_unless_named(output: Tensor | None, call: FirstCall) -> None:
     """ValueError for output that has another form than the head's logits, unless the user has named
-    the head: what follows a named head may change the form. Two things are refused even then: a
-    matrix, whose classes are others than the head's, and rows that are not one per sample."""
-    logits = call.batch.logits
-    assert logits is not None
-    samples = len(logits) if call.batch.grid is None else call.batch.grid.samples
-    may_follow_head = output is not None and output.ndim != 2
-    if output is None:
-        may_follow_head = call.samples in (None, samples)
-    if call.is_named and may_follow_head:
+    the head and the output may be made of them."""
+    if call.is_named and _may_be_made_of_logits(output, call):
         return
-    given = output_logits(call.output)
-    found = f"a {type(call.output).__name__}" if given is None else str(tuple(given.shape))
-    ours = _shape(call.batch)
     hint = "pass head= to name the layer that holds the logits"
-    if given is None:
+    if output is None:
+        found = f"a {type(call.output).__name__}"
         hint += "; networks that find boxes take fdbd.decision.boxes.BoxGuard"
     else:
-        behind = _layer_behind(given, call)
+        found = str(tuple(output.shape))
+        behind = _layer_behind(output, call)
         if behind is not None:
             hint = f"{behind!r} is the layer that the output comes from: pass head={behind!r}"
+    ours = _shape(call.batch)
     refuse_head(
         call.model,
         f"{call.model_name} gives {found} and its linear layer {call.head_name!r} gives {ours}; "
         f"{hint}",
     )
+
+
+def _may_be_made_of_logits(output: Tensor | None, call: FirstCall) -> bool:
+    """Whether something behind the head may have made the output of its logits, in another form."""
+    if output is not None:
+        # A matrix would be logits of other classes.
+        return output.ndim != 2
+    assert call.batch.logits is not None
+    samples_of_head = len(call.batch.logits)
+    if call.batch.grid is not None:
+        samples_of_head = call.batch.grid.samples
+    # A head whose rows are of something else, such as boxes, is not that of the samples.
+    return call.samples in (None, samples_of_head)
 
 
 def _shape(batch: Batch) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from fdbd.networks.architectures import CompactResNet, whiten_stem
 from fdbd.networks.checkpoint import load_plain
 from fdbd.train.data import labelled_images, normalise, read
 from fdbd.train.distributed import mean_over_processes, process_group, rows_of, world
-from fdbd.train.objectives import OBJECTIVES, Contrastive, fit_linear, head_of, set_head
+from fdbd.train.objectives import OBJECTIVES, Contrastive, Objective, fit_linear, head_of, set_head
 from fdbd.train.optimisers import OPTIMISERS, optimiser_of
 from fdbd.train.presets import Preset, preset
 from fdbd.util.devices import choose_device
@@ -237,14 +237,7 @@ class _Run:
         torch.manual_seed(config.seed)
         model = self._new_model()
         self.head_name, _ = head_of(model)
-        objective = OBJECTIVES[config.objective](model, config)
-        wanted = objective.joined * self.processes
-        if config.batch_size % wanted:
-            raise ValueError(
-                f"batch_size is {config.batch_size}, expected a multiple of {wanted}: each "
-                f"{objective.joined} images of a process become one picture"
-            )
-        self.objective = objective.to(device).to(memory_format=torch.channels_last)
+        self.objective = self._new_objective(model)
         self.model = self.objective.model
         self.optimizer = optimiser_of(config, self.objective)
         # The weights that are evaluated and kept: their average, if the recipe has one.
@@ -277,6 +270,17 @@ class _Run:
         if self.device.type == "cuda" and self.processes > 1:  # pragma: no cover - GPU
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return model
+
+    def _new_objective(self, model: nn.Module) -> Objective:
+        """What is trained: the network within the recipe's objective, on the device."""
+        objective = OBJECTIVES[self.config.objective](model, self.config)
+        wanted = objective.joined * self.processes
+        if self.config.batch_size % wanted:
+            raise ValueError(
+                f"batch_size is {self.config.batch_size}, expected a multiple of {wanted}: each "
+                f"{objective.joined} images of a process become one picture"
+            )
+        return objective.to(self.device).to(memory_format=torch.channels_last)
 
     def _forward(self) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The objective as it is called: joined over processes, and compiled on a GPU."""

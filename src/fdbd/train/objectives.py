@@ -22,9 +22,13 @@ def supcon(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tens
 
         L = mean_i −1/|P(i)| Σ_{p ∈ P(i)} log( exp(z_i·z_p/τ) / Σ_{a ≠ i} exp(z_i·z_a/τ) )
 
-    embeddings: (M, D) of unit length; labels: (M,), P(i) are the other samples with i's label. A
-    sample without a positive leaves the mean. With one label per image (its two views) it is
-    SimCLR's NT-Xent.
+    where P(i) are the other samples with i's label. A sample without any is left out of the mean.
+    If each image has a label of its own, which its two views share, this is SimCLR's NT-Xent.
+
+    Args:
+        embeddings: z (M, D) of unit length.
+        labels: (M,).
+        temperature: τ.
 
     >>> z = torch.eye(4)[[0, 0, 1, 1]]
     >>> round(float(supcon(z, torch.tensor([0, 0, 1, 1]), temperature=1.0)), 4)

@@ -261,8 +261,8 @@ def sha256_of_array(array: NDArray[Any]) -> str:
 
 
 def file_hashes(paths: Sequence[Path]) -> list[str]:
-    """SHA-256 of each file, remembered in the cache folder by path, size and time stamp. One that
-    cannot be read counts as unreadable: it has no content that could be stale."""
+    """SHA-256 of each file, remembered in the cache folder by path, size and time stamp;
+    "unreadable" for one that cannot be read."""
     if not paths:
         return []
     folder = os.path.commonpath([os.path.abspath(path.parent) for path in paths])

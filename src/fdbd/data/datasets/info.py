@@ -153,6 +153,8 @@ def register_dataset(
         raise ValueError(
             f"counts of {name!r} are {dict(counts)}, expected a positive number for each split"
         )
+    if classes and not num_classes:
+        num_classes = len(classes)
     entry = DatasetInfo(
         name=key,
         title=title or name,
@@ -160,7 +162,7 @@ def register_dataset(
         how=how or "see the package that registered it",
         home=home,
         counts=dict(counts),
-        num_classes=num_classes or (len(classes) or None),
+        num_classes=num_classes or None,
         classes=tuple(classes),
         image_size=image_size,
         preprocess=preprocess,
