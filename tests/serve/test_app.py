@@ -396,6 +396,15 @@ def test_a_page_of_another_site_cannot_have_anything_decided(features, headers) 
         assert client.get("/status").json()["monitor"]["samples"] == 0
 
 
+def test_a_note_that_nobody_could_read_is_refused_and_the_status_goes_on(features) -> None:
+    half_of_a_pair = b'{"note": "\\ud800"}'
+    kind = {"content-type": "application/json"}
+    with client_of(app_of(features)) as client:
+        answer = client.post("/monitor/acknowledge", content=half_of_a_pair, headers=kind)
+        assert answer.status_code == 400
+        assert client.get("/status").status_code == 200
+
+
 def test_the_page_itself_and_allowed_hosts_are_answered(features) -> None:
     ask = {"features": [[0.1] * WIDTH]}
     own = {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}

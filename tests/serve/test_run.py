@@ -150,6 +150,34 @@ def test_workers_share_one_view_and_a_killed_one_is_replaced(
     service.until(lambda: service.samples() >= 102)
 
 
+@pytest.mark.parametrize("limits", ["-S -n 200", "-n 200"])
+def test_connections_that_the_system_does_not_allow_are_allowed_or_refused_at_the_start(
+    guard_file: Path, limits: str
+) -> None:
+    serve = f"{sys.executable} -m fdbd serve {guard_file} --port 0 --no-state"
+    process = subprocess.Popen(
+        ["bash", "-c", f"ulimit {limits}; exec {serve}"], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    try:
+        said = ""
+        while "serving on" not in said and (line := process.stderr.readline()):
+            said += line
+        if limits == "-n 200":
+            assert process.wait(timeout=60) == 2
+            assert "200 open files" in said
+            assert "ulimit -n" in said
+            return
+        [port] = re.findall(r"serving on \S+:(\d+)", said)
+        silent = [socket.create_connection(("127.0.0.1", int(port))) for _ in range(400)]
+        assert httpx.get(f"http://127.0.0.1:{port}/v2/health/live").status_code == 200
+        for connection in silent:
+            connection.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_worker_that_is_stopped_is_replaced_and_the_others_go_on(start, guard_file: Path) -> None:
     service = start(guard_file, "--workers", 2, "--timeout", 1)
     stopped, other = service.workers()

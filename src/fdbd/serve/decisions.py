@@ -83,29 +83,31 @@ class DecisionLog:
         self._writer.join(timeout=10)
 
     def _write(self) -> None:
-        is_open = True
-        while is_open:
-            records = self._next_records()
-            written = 0
-            try:
-                for record in records:
-                    if record is None:
-                        is_open = False
-                        break
-                    self._write_one(record)
-                    written += 1
-                if self._file is not None:
-                    self._file.flush()
-            except (OSError, ValueError) as error:
-                # A full disk, for instance.
-                self._close()
-                lost = sum(record is not None for record in records[written:])
-                is_open = is_open and None not in records
-                self._dropped(lost)
-                log.warning("%d decisions could not be recorded: %s", lost, error)
-                time.sleep(_WAIT_SECONDS)
+        """Write what comes, until `stop` puts None behind the last record."""
+        has_ended = False
+        while not has_ended:
+            found = self._next_records()
+            has_ended = None in found
+            self._write_all([record for record in found if record is not None])
         self._close()
         self._held.close()
+
+    def _write_all(self, records: list[Record]) -> None:
+        """Write some records; those that cannot be written are counted as dropped."""
+        written = 0
+        try:
+            for record in records:
+                self._write_one(record)
+                written += 1
+            if self._file is not None:
+                self._file.flush()
+        except (OSError, ValueError) as error:
+            # A full disk, for instance.
+            self._close()
+            lost = len(records) - written
+            self._dropped(lost)
+            log.warning("%d decisions could not be recorded: %s", lost, error)
+            time.sleep(_WAIT_SECONDS)
 
     def _write_one(self, record: Record) -> None:
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
@@ -122,10 +124,10 @@ class DecisionLog:
         self._file = None
 
     def _next_records(self) -> list[Record | None]:
-        """The records that have come within a moment; none if there were none.
+        """The records that have come within a moment, if any.
 
-        This thread sleeps meanwhile. If each record woke it, it would compete with the answer to
-        the same request, and with the next.
+        This thread sleeps meanwhile. If each record woke it up, it would take the processor from
+        the answer to the same request, and from the next request.
         """
         self._hurry.wait(_WAIT_SECONDS)
         self._hurry.clear()

@@ -93,7 +93,8 @@ class GuardRoutes:
         if body:
             content = checked(inference_protocol.parsed, body)
             given = content.get("note", "") if isinstance(content, dict) else None
-            if not isinstance(given, str):
+            # A text that is no Unicode could not be shown to anyone later.
+            if not isinstance(given, str) or not inference_protocol.is_unicode(given):
                 raise HTTPException(400, 'the body is not {"note": "…"}')
             note = given[:200]
         if guard.watch is None:

@@ -124,14 +124,15 @@ def read(body: bytes, header_length: str | None, backend: Backend) -> Inference:
 
 
 def _wanted(request: dict[str, Any]) -> list[tuple[str, bool]]:
-    """The outputs that a request asks for; without a list, all."""
+    """The outputs that a request asks for, each with whether it is sent as bytes; without a list,
+    all."""
     all_as_bytes = _parameter(request, "binary_data_output") is True
     outputs = request.get("outputs")
     if not outputs:
         return [(name, all_as_bytes) for name in OUTPUTS]
     if not isinstance(outputs, list):
         raise ValueError("the request's outputs are not a list")
-    wanted: list[tuple[str, bool]] = []
+    wanted: dict[str, bool] = {}
     for output in outputs:
         if not isinstance(output, dict):
             raise ValueError("one of the request's outputs is not an object")
@@ -139,10 +140,10 @@ def _wanted(request: dict[str, Any]) -> list[tuple[str, bool]]:
         if not isinstance(name, str) or name not in OUTPUTS:
             known = ", ".join(OUTPUTS)
             raise ValueError(f"there is no output {name!r:.40}, expected some of {known}")
-        if name in [known for known, _ in wanted]:
+        if name in wanted:
             raise ValueError(f"the output {name!r} is asked for twice")
-        wanted.append((name, _parameter(output, "binary_data", all_as_bytes) is True))
-    return wanted
+        wanted[name] = _parameter(output, "binary_data", all_as_bytes) is True
+    return list(wanted.items())
 
 
 def write(name: str, inference: Inference, answers: Answers) -> tuple[bytes, dict[str, str]]:
@@ -174,16 +175,21 @@ def write(name: str, inference: Inference, answers: Answers) -> tuple[bytes, dic
     return b"".join([header, *parts]), length
 
 
+def _features_of(request: Any) -> NDArray[np.float32] | None:
+    """The numbers of a request, in one or two dimensions; None if it has none of equal rows."""
+    if not isinstance(request, dict) or not isinstance(request.get("features"), list):
+        return None
+    depth = _depth(request["features"])
+    if depth > 2:
+        return None
+    return _numbers(request["features"], depth)
+
+
 def read_features(body: bytes, backend: Backend) -> NDArray[np.float32]:
     """The rows of `{"features": [[…], …]}`, or of one row without the outer brackets."""
-    request = parsed(body)
-    wrong = ValueError('the body is not {"features": [[numbers], …]} with rows of equal length')
-    if not isinstance(request, dict) or not isinstance(request.get("features"), list):
-        raise wrong
-    depth = _depth(request["features"])
-    rows = _numbers(request["features"], depth) if depth <= 2 else None
+    rows = _features_of(parsed(body))
     if rows is None:
-        raise wrong
+        raise ValueError('the body is not {"features": [[numbers], …]} with rows of equal length')
     if rows.shape == backend.row_shape:
         rows = rows[None]
     if rows.shape[1:] != backend.row_shape or not len(rows):

@@ -154,10 +154,11 @@ def budget_of_process(total: int | None) -> MemoryBudget:
     left. ValueError if a stated total leaves too little.
     """
     used = peak_memory()
-    fixed = total if total is not None else DEFAULT_TOTAL
-    left = int(fixed * (1 - _SPARE_FRACTION)) - used
+    stated_or_default = DEFAULT_TOTAL if total is None else total
+    left = int(stated_or_default * (1 - _SPARE_FRACTION)) - used
     if left >= LEAST_FOR_REQUESTS:
-        return MemoryBudget(left, int(fixed * (1 - _SPARE_FRACTION / 2)))
+        ceiling = int(stated_or_default * (1 - _SPARE_FRACTION / 2))
+        return MemoryBudget(left, ceiling)
     if total is None:
         return MemoryBudget(4 * LEAST_FOR_REQUESTS)
     needed = int((used + LEAST_FOR_REQUESTS) / (1 - _SPARE_FRACTION)) // 1_000_000 + 1

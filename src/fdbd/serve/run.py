@@ -22,7 +22,7 @@ from fdbd.serve.app import App
 from fdbd.serve.backend import Backend, OnnxBackend
 from fdbd.serve.decisions import DecisionLog
 from fdbd.serve.guards import Guards, ServedGuard
-from fdbd.serve.http_protocol import server
+from fdbd.serve.http_protocol import RESERVE, server
 from fdbd.serve.log_lines import log_json
 from fdbd.serve.memory import limit_arenas
 from fdbd.serve.orders import Orders
@@ -34,6 +34,9 @@ log = logging.getLogger("fdbd.serve")
 
 _START_SECONDS = 300.0
 """How long the processes may take to load the guard."""
+_OTHER_FILES = 128
+"""Files that a process may have open beside its connections: libraries, the guard, state, records,
+pipes."""
 _LOOK_SECONDS = 1.0
 """How often the supervisor looks at its processes, and each of them says that it goes on."""
 _LAST_SECONDS = 5.0
@@ -282,6 +285,7 @@ def _answer(
 ) -> None:
     """Answer on a socket until this process is told to end."""
     limit_arenas()
+    _allow_open_files(service)
     app = application(service, orders=orders)
     running = server(
         app,
@@ -297,6 +301,27 @@ def _answer(
         # Python would wait for the model's threads, which do not end.
         logging.shutdown()
         os._exit(1)
+
+
+def _allow_open_files(service: Service) -> None:
+    """Have the system allow as many open files as there may be connections; beyond its limit it
+    would refuse probes as well. ValueError if it does not allow them."""
+    if os.name == "nt":
+        return
+    import resource
+
+    ports = 1 if service.metrics_port is None else 2
+    needed = ports * (service.settings.connections + RESERVE) + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ValueError(
+            f"the system allows this process {hard:,} open files, and --connections "
+            f"{service.settings.connections} needs {needed:,}: give fewer connections, or raise "
+            "the limit (ulimit -n)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _end_in_any_case(seconds: float) -> None:

@@ -18,14 +18,19 @@ class TorchBackend(Backend):
         self._guard = opened.guard
         self.preprocess = opened.preprocess
         detector = opened.guard.detector
-        maps = opened.guard.map_threshold
-        self.is_of_maps = maps is not None
-        # Of maps, the service watches the images as a whole.
-        threshold = opened.guard.threshold if maps is None else maps.image_threshold
+        map_threshold = opened.guard.map_threshold
+        self.is_of_maps = map_threshold is not None
+        threshold = opened.guard.threshold
+        if map_threshold is not None:
+            # Of maps, the service watches the images as a whole.
+            threshold = map_threshold.image_threshold
         if threshold is None:
             raise ValueError(
                 "the guard has no threshold, so it cannot decide: calibrate it with fdbd fit"
             )
+        self.promise = threshold.guarantee
+        if map_threshold is not None:
+            self.promise = map_threshold.guarantee
         tokenizer = opened.tokenizer
         if tokenizer is not None:
             self.take_texts(tokenizer)
@@ -40,12 +45,12 @@ class TorchBackend(Backend):
         self.calibration = np.sort(threshold.calibration.double().cpu().numpy())
         self.thresholds = threshold.value.double().flatten().tolist()
         self.expected_rate = threshold.expected_rate
-        self.promise = threshold.guarantee if maps is None else maps.guarantee
         self.name = f"{detector.label}, {threshold.kind} threshold at {threshold.target:g}"
         self.id = opened.guard.id
         self.version = str(opened.guard.version)
-        if opened.guard.stages.record.inputs is not None and tokenizer is None:
-            low, high = opened.guard.stages.record.inputs
+        input_range = opened.guard.stages.record.inputs
+        if input_range is not None and tokenizer is None:
+            low, high = input_range
             self.usual_value = (low + high) / 2
         threads = torch.get_num_threads()
         if threads > 1 and detector.head.weight.device.type == "cpu":

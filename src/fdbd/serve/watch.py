@@ -165,24 +165,28 @@ class Watch:
             self._save()
             self._store.release()
 
+    def _difference_of(self, state: State) -> str | None:
+        """Why a state is of another guard or of other settings; None if it is of these."""
+        expected = {"guard": self._backend.id, "--delta": self._delta, "--window": self._window}
+        for what, mine in expected.items():
+            found = state.get(what.removeprefix("--"), "another version's")
+            if found != mine:
+                return f"its state was of {what} {found}, not {mine}"
+        return None
+
     def _take_over(self, state: State) -> None:
         """Go on from a state if it is of this guard and was begun with the same settings."""
-        for name, what, mine in (
-            ("guard", "guard", self._backend.id),
-            ("delta", "--delta", self._delta),
-            ("window", "--window", self._window),
-        ):
-            if state.get(name) != mine:
-                found = state.get(name, "another version's")
-                self._begin_anew(f"its state was of {what} {found}, not {mine}")
-                return
+        difference = self._difference_of(state)
+        if difference is not None:
+            self._begin_anew(difference)
+            return
         fresh = self._monitor.snapshot()
         try:
             check_state(state)
             counts = sum_of([state])
             alarm_time = state["alarm_time"]
-            began: State = state["began"]
-            began = {"time": float(began["time"]), "why": str(began["why"])}
+            beginning = state["began"]
+            began = {"time": float(beginning["time"]), "why": str(beginning["why"])}
             for name in ("delta", "horizon"):
                 if state["monitor"]["test"][name] != fresh[name]:
                     raise ValueError(f"its {name} is not {fresh[name]}")
