@@ -89,18 +89,23 @@ def test_the_best_fixed_choice_is_one_that_was_scored_on_every_network(monkeypat
     assert "always knn" not in page
 
 
-def test_the_third_rule_is_reported_apart_on_the_networks_that_it_was_chosen_by(
-    monkeypatch,
-) -> None:
+def test_networks_are_reported_apart_by_what_was_fixed_with_them(monkeypatch) -> None:
     monkeypatch.setattr(choosing, "FIXED", ("fdbd", "energy"))
-    networks = [make_scores("ResNet-20", "development", 1), make_scores("another", "test", 2)]
+    networks = [
+        make_scores("ResNet-20", "development", 1),
+        make_scores("another", "test", 2),
+        make_scores("a stranger", "unseen", 3),
+    ]
     page = report(networks, [], Protocol.read())
+    unseen = page.index("### On networks that no rule was fixed with")
+    before = page.index("### On networks that helped to fix earlier rules")
     chosen_by = page.index("### On the networks that it was chosen by")
-    others = page.index("### On networks that were scored after it was locked")
-    end = page.index("## Development networks")
-    assert "| ResNet-20 |" in page[chosen_by:others]
-    assert "| another |" in page[others:end]
-    assert "| ResNet-20 |" not in page[others:end]
+    end = page.index("## Protocol")
+    assert "| a stranger |" in page[unseen:before]
+    assert "| another |" in page[before:chosen_by]
+    assert "| ResNet-20 |" in page[chosen_by:end]
+    for title in ("a stranger", "another", "ResNet-20"):
+        assert page.count(f"| {title} |") == 1
 
 
 def test_the_regret_of_the_best_detector_is_zero_and_of_others_the_difference() -> None:
@@ -121,19 +126,32 @@ def test_the_regret_of_the_best_detector_is_zero_and_of_others_the_difference() 
     np.testing.assert_allclose(near, 0, atol=1.0)
 
 
-def test_the_page_reports_the_locked_rule_first_and_what_was_not_run(monkeypatch) -> None:
+def test_the_page_says_first_how_well_it_does_and_last_what_was_tried_and_not_run(
+    monkeypatch,
+) -> None:
     monkeypatch.setattr(choosing, "FIXED", ("fdbd", "energy"))
     networks = [
         make_scores("one", "development", 1),
         make_scores("two", "development", 2),
-        make_scores("three", "test", 3),
+        make_scores("three", "unseen", 3),
     ]
     page = report(networks, ["four: no weights"], Protocol.read())
-    assert page.index("| the locked rule") < page.index("| median over the kinds")
-    assert page.index("## Protocol") < page.index("## The locked rule on the test networks")
+    order = [
+        "## What the library does",
+        "## How well it does",
+        "## Protocol",
+        "## What this does not show",
+        "## How the rule came about",
+        "## Rules that were tried",
+        "## How this page was made",
+    ]
+    places = [page.index(title) for title in order]
+    assert places == sorted(places)
     assert f"{len(choosing.TRIED) + 1} rules were tried" in page
     assert "- four: no weights" in page
     assert "**experimental**" in page
+    # Means over the development networks, and over the unseen one.
+    assert "| development (2) | unseen (1) |" in page
 
 
 def test_the_protocol_names_candidates_that_exist_and_no_network_twice() -> None:

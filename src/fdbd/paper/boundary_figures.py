@@ -32,15 +32,16 @@ def overview(finding: Finding, settings: ModelSettings) -> None:
     inside = distances_of[name_of_id]
     rows = []
     for title, part in distances_of.items():
-        separation = "" if title == name_of_id else as_percent(auroc(inside, part))
-        rows.append([title, f"{part.mean():.3f}", f"{np.median(part):.3f}", separation])
         finding.data[title] = {"mean": part.mean(), "std": part.std()}
+        separation = ""
         if title != name_of_id:
+            separation = as_percent(auroc(inside, part))
             finding.decide(
                 f"{name_of_id} features lie farther from the boundaries than those of {title}",
                 difference_of_means(inside, part),
                 f"Mean distance {inside.mean():.3f} against {part.mean():.3f}.",
             )
+        rows.append([title, f"{part.mean():.3f}", f"{np.median(part):.3f}", separation])
     finding.table(["set", "mean distance", "median", "AUROC against ID"], rows)
     sketch, axis = finding.axes(9, 3.4, 1, 2)[0]
     _sketch(sketch)

@@ -603,7 +603,7 @@ def nearer_points(
 
     Steps go from the winning class straight to the target, along the hyperplane's normal, and
     tilted from it in random directions, at the full length and half of it. `assumed` (N,) is the
-    class k of the closed form, whose numerator is taken by its amount as the paper prints it.
+    class k of the closed form, whose numerator is taken without its sign, as in the paper.
     """
     logits = head(z)
     gap = head.weight[targets] - head.weight[assumed]

@@ -159,7 +159,7 @@ def _config_of_bundle(bundle: str, benchmark: Benchmark) -> Config:
 
 
 def _config(entry: ModelEntry) -> Config:
-    """What of an entry `fdbd bench` would read from a config."""
+    """The part of an entry that `fdbd bench` would read from a config."""
     ood = list(entry.ood) if isinstance(entry.ood, tuple) else entry.ood
     values = {
         "model": entry.model,
