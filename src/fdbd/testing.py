@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Head
-from fdbd.core.configuration import Configured, NotFittedError, from_config, registered
+from fdbd.core.configuration import Configured, NotFittedError, from_config, require_name
 from fdbd.detectors import Detector, Ensemble, Shaped, as_detector
 from fdbd.detectors.shaping import Shaping
 from fdbd.fitting.driver import add_batches, fit_by, fit_detector
@@ -83,11 +83,7 @@ def trial_data(
     """A problem that is learnable but not separable, with all that this detector reads: features
     that are not negative, as after a ReLU, and logits with mean 0. Half of the queries are unlike
     the training data."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
+    normal = _normal_numbers(seed)
     labels = torch.arange(SAMPLES) % CLASSES
     features, head = _clusters(normal, labels, dtype)
     needs = detector.needs
@@ -95,7 +91,8 @@ def trial_data(
     if needs.network:
         classifier = _random_classifier(normal, dtype, needs.layers)
         head = classifier.head
-        batch = detector.observe(features, classifier).detach()
+        # By a copy: `check_state_is_in_buffers` looks at what `observe` itself leaves behind.
+        batch = copy.deepcopy(detector).observe(features, classifier).detach()
     elif needs.views and views:
         batch = batch._replace(views=torch.stack([features, features.flip(1)]))
     if needs.layers and not needs.network:
@@ -103,6 +100,16 @@ def trial_data(
         batch = batch._replace(layers=layers)
     train = batch.rows(slice(0, SAMPLES))._replace(labels=labels)
     return TrialData(train, batch.rows(slice(SAMPLES, None)), head)
+
+
+def _normal_numbers(seed: int) -> Callable[..., Tensor]:
+    """A function that draws a tensor of a given shape from the standard normal distribution."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    return normal
 
 
 def _clusters(
@@ -152,6 +159,8 @@ def _fitted_on_trial(
 
 
 def _assert_close(found: Tensor, expected: Tensor, promise: str, tolerance: float = 1e-6) -> None:
+    found = found.detach()
+    expected = expected.detach()
     finite = expected[expected.isfinite()].abs()
     largest = float(finite.max()) if len(finite) else 1.0
     allowed = tolerance * max(1.0, largest)
@@ -188,7 +197,9 @@ def check_documentation(detector: Detector) -> None:
     assert (type(part).__doc__ or "").strip(), f"{kind} has no docstring"
     assert part.paper is None or part.paper.year > 1900, f"{kind} has a paper without a year"
     assert kind in repr(detector), f"the repr of {kind} does not name it"
-    if registered().get(detector.name) is type(detector):
+    # A detector without a name, or with a part without one, cannot be saved, and is not rebuilt.
+    has_names = not _complaint(lambda: require_name(detector), ValueError)
+    if has_names:
         config = detector.to_config()
         rebuilt = from_config(config).to_config()
         assert rebuilt == config, f"{config} is not rebuilt from its options"
@@ -196,7 +207,7 @@ def check_documentation(detector: Detector) -> None:
 
 def check_fit_and_score(detector: Detector) -> None:
     """A fit takes what `needs` names and no more, and a score is one number per sample, (N,), in
-    the dtype of the fit; a good row has a finite score."""
+    the dtype of the fit; a good row has a finite score, the same each time."""
     data = trial_data(detector)
     learner = _fitted_on_what_is_needed(detector, data)
     scores = _score_of_what_is_needed(learner, data)
@@ -211,6 +222,9 @@ def check_fit_and_score(detector: Detector) -> None:
         f"samples {bad} have only finite numbers and the score −inf: the formula gives NaN or an "
         "infinity for them"
     )
+    # Drawn anew, since a formula that changes its input in place has a check of its own.
+    again = _score_of_what_is_needed(learner, trial_data(detector))
+    _assert_close(again, scores, "the same samples have other scores the second time")
 
 
 def _fitted_on_what_is_needed(detector: Detector, data: TrialData) -> Detector:
@@ -272,18 +286,53 @@ def _assert_unchanged(given: Batch, kept: Batch, stage: str) -> None:
 
 
 def check_state_is_in_buffers(detector: Detector) -> None:
-    """All that a fit learns is in buffers, so that files, devices and exports have it."""
-    _, learner = _fitted_on_trial(detector)
+    """All that a fit learns is in buffers, so that files, devices and exports have it; those with
+    floating-point numbers have the dtype of the fit."""
+    # In float32, since statistics are float64: a sum that is kept as it is shows by its dtype.
+    data, learner = _fitted_on_trial(detector, torch.float32)
+    if detector.needs.network:
+        # A Guard calls `observe` while it fits and before each score.
+        classifier = _random_classifier(_normal_numbers(0), torch.float32, detector.needs.layers)
+        learner.observe(data.queries.features, classifier)
+    unfitted = dict(detector.named_modules())
     for path, module in learner.named_modules():
-        before = vars(detector.get_submodule(path))
-        for name, value in vars(module).items():
-            if name in ("_buffers", "_modules", "_parameters", "fit_dtype", "training"):
-                continue
-            is_learnt = _is_array(value) or name not in before or _differs(value, before[name])
-            assert not is_learnt or value is None, (
-                f"the fit keeps {name} as an attribute of {type(module).__name__}, which no file "
-                f"holds: call self.set_buffers({name}=tensor)"
-            )
+        assert path in unfitted, (
+            f"the fit adds the module {path}, which an unfitted copy does not have when a file is "
+            "loaded: create it in __init__"
+        )
+        _assert_no_learnt_attributes(module, unfitted[path])
+        _assert_no_learnt_parameters(module, unfitted[path])
+        _assert_buffers_have_dtype(module, learner.fit_dtype)
+
+
+def _assert_no_learnt_attributes(module: nn.Module, unfitted: nn.Module) -> None:
+    before = vars(unfitted)
+    for name, value in vars(module).items():
+        if name in ("_buffers", "_modules", "_parameters", "fit_dtype", "training"):
+            continue
+        is_learnt = _is_array(value) or name not in before or _differs(value, before[name])
+        assert not is_learnt or value is None, (
+            f"the fit keeps {name} as an attribute of {type(module).__name__}, which no file "
+            f"holds: call self.set_buffers({name}=tensor)"
+        )
+
+
+def _assert_no_learnt_parameters(module: nn.Module, unfitted: nn.Module) -> None:
+    before = dict(unfitted.named_parameters(recurse=False))
+    for name, parameter in module.named_parameters(recurse=False):
+        is_unchanged = name in before and torch.equal(parameter, before[name])
+        assert is_unchanged, (
+            f"after the fit, {name} is a parameter of {type(module).__name__}, which the next fit "
+            f"does not forget: call self.set_buffers({name}=tensor)"
+        )
+
+
+def _assert_buffers_have_dtype(module: nn.Module, dtype: torch.dtype) -> None:
+    for name, buffer in module.named_buffers(recurse=False):
+        assert not buffer.is_floating_point() or buffer.dtype == dtype, (
+            f"after a fit in {dtype}, the buffer {name} is {buffer.dtype}: call "
+            f"self.set_buffers({name}=tensor), which converts it"
+        )
 
 
 def _is_array(value: object) -> bool:
@@ -531,9 +580,17 @@ def check_devices(detector: Detector) -> None:
     expected = learner.score(data.queries)
     # A tensor that the fit or the score makes without a device would land on the meta device.
     with torch.device("meta"):
-        for one in (learner, fitted(detector, data)):
-            scores = one.score(data.queries)
-            _assert_close(scores, expected, "another default device changes scores", 1e-5)
+        try:
+            scores = learner.score(data.queries)
+            scores_of_another_fit = fitted(detector, data).score(data.queries)
+        except Exception as error:
+            raise AssertionError(
+                "a tensor is made on the default device, which need not be that of the features "
+                f"({error}): give device=batch.features.device{_place_of(error, detector)}"
+            ) from error
+    promise = "another default device changes scores"
+    _assert_close(scores, expected, promise, 1e-5)
+    _assert_close(scores_of_another_fit, expected, promise, 1e-5)
     if torch.cuda.is_available():  # pragma: no cover - GPU
         moved = learner.to("cuda").score(data.queries.to("cuda"))
         assert moved.is_cuda, "scores of a detector on the GPU are not on the GPU"
@@ -660,7 +717,8 @@ def _check_graph(detector: Detector, record: Recorder, size: int) -> None:
         first_line = next(iter(str(error).strip().splitlines()), "")
         raise AssertionError(
             f"the formula cannot be recorded as a graph ({type(error).__name__}: {first_line}); "
-            "use tensor operations, without .item(), .tolist(), numpy or a branch on values"
+            "use tensor operations, without .item(), .tolist(), numpy, a branch on values or a "
+            "loop over samples"
         ) from error
     for rows in (features, features[:size]):
         expected = learner.score(Batch(rows))

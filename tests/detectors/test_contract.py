@@ -100,6 +100,10 @@ class Careless(Detector):
             self.memory.append(mean.mean())
         if self.fault == "attribute":
             self.center = mean.mean()
+        elif self.fault == "buffer":
+            self.register_buffer("center", mean.mean())
+        elif self.fault == "parameter":
+            self.center = torch.nn.Parameter(mean.mean())
         else:
             self.set_buffers(center=mean.mean())
 
@@ -118,6 +122,10 @@ class Careless(Detector):
             return batch.logits.amax(dim=1)
         if self.fault == "device":
             return scores + torch.zeros(features.shape[0])
+        if self.fault == "random":
+            return scores + torch.rand(features.shape[0]).to(scores)
+        if self.fault == "loop":
+            return torch.stack([-(row - self.center).square().sum() for row in features])
         if self.fault == "shape":
             return scores[:, None]
         if self.fault == "number":
@@ -156,12 +164,16 @@ class First(Mean):
         ("in place", "check_inputs_are_left_alone: the features that were given have changed"),
         ("relu in place", "check_inputs_are_left_alone: the features that were given have changed"),
         ("attribute", r"check_state_is_in_buffers: the fit keeps center .* self.set_buffers\(center=tensor\)"),
+        ("buffer", r"check_state_is_in_buffers: .*center is torch.float64.* self.set_buffers\(center=tensor\)"),
+        ("parameter", r"check_state_is_in_buffers: .*center is a parameter.* self.set_buffers\(center=tensor\)"),
+        ("random", "check_fit_and_score: the same samples have other scores the second time"),
+        ("loop", "check_export: .*cannot be recorded as a graph .* without .* a loop over samples"),
         ("nan", r"check_fit_and_score: samples \[.*\] have only finite numbers and the score −inf"),
         ("dtype", "check_fit_and_score: after a fit in float64 the scores are torch.float32"),
         ("graph", "check_export: .*cannot be recorded as a graph|check_export: an exported graph scores otherwise"),
         ("order", "check_fit: the split of the training data changes scores"),
         ("batch", "check_rows: a sample's score depends on the rest of its batch"),
-        ("device", "check_devices: "),
+        ("device", r"check_devices: .*give device=batch.features.device \(line \d+, in formula"),
     ],
 )  # fmt: skip
 def test_a_careless_author_is_told_which_check_failed_and_what_was_promised(
@@ -215,8 +227,61 @@ def test_an_error_in_a_formula_is_shown_with_its_line() -> None:
         run_check(check_rows, Careless("logits"))
 
 
+class Remembering(Detector):
+    """Keeps what `observe` saw, in one way or another."""
+
+    needs = Needs(perturbed=True, network=True, passes=0)
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def observe(self, images, classifier, labels=None) -> Batch:
+        batch = classifier(images)
+        with torch.no_grad():
+            batch = batch._replace(perturbed=classifier(images / 2).features)
+        seen = batch.features.detach().mean(dim=0)
+        if self.how == "attribute":
+            self.seen = seen
+        elif self.how == "buffer":
+            self.register_buffer("seen", seen.double())
+        elif self.how == "parameter":
+            self.seen = torch.nn.Parameter(seen)
+        elif self.how == "module":
+            self.seen = torch.nn.Linear(2, 2)
+        return batch
+
+    def formula(self, batch: Batch) -> torch.Tensor:
+        return -(batch.features - batch.perturbed).square().sum(dim=1)
+
+
+@pytest.mark.parametrize(
+    ("how", "complaint"),
+    [
+        ("attribute", r"keeps seen as an attribute .* self.set_buffers\(seen=tensor\)"),
+        ("buffer", r"the buffer seen is torch.float64: call self.set_buffers\(seen=tensor\)"),
+        ("parameter", r"seen is a parameter .* self.set_buffers\(seen=tensor\)"),
+        ("module", "adds the module seen, .*: create it in __init__"),
+    ],
+)
+def test_state_that_observe_leaves_outside_buffers_is_refused(how: str, complaint: str) -> None:
+    with pytest.raises(AssertionError, match=f"check_state_is_in_buffers: .*{complaint}"):
+        check_detector(Remembering(how))
+
+
 def test_a_careful_detector_of_a_user_passes() -> None:
     check_detector(Careless())
+
+
+class Clipped(fdbd.Shaping):
+    """Activations above 1 clipped; without a name, as for a trial."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features.clamp_max(1)
+
+
+def test_a_shaping_needs_no_name_to_be_checked() -> None:
+    check_detector(Clipped())
 
 
 def test_a_detector_without_a_known_direction_may_say_so() -> None:
