@@ -405,6 +405,13 @@ def test_a_note_that_nobody_could_read_is_refused_and_the_status_goes_on(feature
         assert client.get("/status").status_code == 200
 
 
+def test_a_request_with_two_hosts_is_refused(features) -> None:
+    with client_of(app_of(features)) as client:
+        for names in (("127.0.0.1", "rebound.example"), ("127.0.0.1", "127.0.0.1")):
+            hosts = [("host", name) for name in names]
+            assert client.get("/status", headers=hosts).status_code == 400
+
+
 def test_the_page_itself_and_allowed_hosts_are_answered(features) -> None:
     ask = {"features": [[0.1] * WIDTH]}
     own = {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}

@@ -179,9 +179,9 @@ def test_a_body_in_chunks_has_no_endless_trailer_and_no_endless_lengths(
     assert happens(lambda: not patient.process.under_way)
 
 
-@pytest.mark.parametrize(("size", "status"), [(1, 431), (8, 431), (32, 200)])
+@pytest.mark.parametrize(("size", "status"), [(1, 400), (32, 400), (128, 200)])
 def test_a_long_body_comes_in_chunks_of_some_size(patient, size: int, status: int) -> None:
-    body = json.dumps({"features": [[0.0] * WIDTH]}).encode().ljust(size * 50_000 // 2)
+    body = json.dumps({"features": [[0.0] * WIDTH]}).encode().ljust(size * 25_000)
     client = patient.send(head("transfer-encoding: chunked"))
     assert happens(lambda: bool(patient.process.under_way))
 
@@ -193,6 +193,49 @@ def test_a_long_body_comes_in_chunks_of_some_size(patient, size: int, status: in
         client.sendall(b"".join(chunks) + b"0\r\n\r\n")
 
     assert client.recv(4096).startswith(b"HTTP/1.1 %d" % status)
+
+
+def test_a_short_body_comes_in_chunks_of_any_size(patient) -> None:
+    body = json.dumps({"features": [[0.0] * WIDTH]}).encode().ljust(4000)
+
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    client = patient.send(head("transfer-encoding: chunked") + chunks + b"0\r\n\r\n")
+
+    assert client.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_tiny_chunks_behind_the_headers_are_refused_as_well(patient) -> None:
+    chunks = b"1\r\n \r\n" * 10_000
+    client = patient.send(head("transfer-encoding: chunked") + chunks + b"0\r\n\r\n")
+
+    assert client.recv(4096).startswith(b"HTTP/1.1 400")
+    assert happens(lambda: not patient.process.under_way)
+
+
+def test_what_is_no_http_is_refused_in_json(patient) -> None:
+    client = patient.send(b"GET / HTTP/1.1\r\nno header\r\n\r\n")
+
+    answer_head, _, body = read_to_the_end(client).partition(b"\r\n\r\n")
+    assert answer_head.startswith(b"HTTP/1.1 400")
+    assert "not HTTP/1.1" in json.loads(body)["error"]
+
+
+def test_what_is_no_http_behind_a_request_is_not_taken_for_its_answer(patient) -> None:
+    client = patient.send(decision() + b"\0 / HTTP/1.1\r\n\r\n")
+
+    assert not read_to_the_end(client).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.slow
+def test_a_body_that_nobody_waited_for_gets_no_second_answer(impatient) -> None:
+    client = impatient.send(
+        b"GET /v2/health/live HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1000\r\n\r\n"
+    )
+
+    answers = read_to_the_end(client)
+
+    assert answers.count(b"HTTP/1.1") == 1
+    assert answers.startswith(b"HTTP/1.1 200")
 
 
 def test_fields_of_a_trailer_are_no_headers(patient) -> None:

@@ -50,7 +50,11 @@ def _check_host(request: Request, settings: Settings) -> None:
     counts as this origin; the Host header still holds that name. An address cannot be rebound, and
     a client that has the token is not such a page.
     """
-    host = _without_port(request.headers.get("host", ""))
+    named = request.headers.getlist("host")
+    if len(named) > 1:
+        # A proxy in front may have looked at another one than this service would.
+        raise HTTPException(400, "the request has more than one Host header")
+    host = _without_port("".join(named))
     if host in settings.allowed_hosts or "*" in settings.allowed_hosts:
         return
     if host == "localhost" or _is_loopback(host):

@@ -36,6 +36,11 @@ RESERVE = 32
 """Connections beyond the limit, for health and metrics while all others wait for answers."""
 PIPELINE = 8
 """Requests that a client may send ahead on one connection."""
+SMALL_CHUNKS = 4096
+"""Chunks of a body that may be of any size."""
+LEAST_CHUNK = 96
+"""Bytes that each further chunk of a body must have on average. A chunk costs the event loop as
+much time as a few hundred bytes, and all clients share the event loop."""
 _SWEEP_SECONDS = 0.25
 _GRACE_SECONDS = 3.0
 """How long after its deadline a connection may still be sending its answer."""
@@ -91,11 +96,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._is_in_header = False
         self._began_in_this_chunk = False
+        # Whether the application has begun with the request that is being received.
+        self._is_begun = False
         # The body of the request that is being received, as far as it came: its bytes, those
-        # between them (lengths of chunks, the trailer after the last), and the pieces of what was
-        # received just now.
+        # between them (lengths of chunks, the trailer after the last), the number of its pieces,
+        # and those pieces that were received just now. A chunk is one piece, or several.
         self._body_bytes = 0
         self._bytes_beside_body = 0
+        self._piece_count = 0
         self._pieces: list[bytes] = []
         # Requests that are answered or wait for their turn; the server knows the latest alone.
         self._unanswered: list[RequestResponseCycle] = []
@@ -191,9 +199,9 @@ class BoundedProtocol(HttpToolsProtocol):
         body_bytes = self._body_bytes
         is_first_request = self.cycle is None
         super().data_received(data)
+        self._hand_over_pieces()
         if self.transport.is_closing():
             return
-        self._hand_over_pieces()
         if not self._is_in_header:
             if not self._began_in_this_chunk:
                 self._limit_bytes_beside_body(len(data) - (self._body_bytes - body_bytes))
@@ -207,8 +215,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse_header()
 
     def _limit_bytes_beside_body(self, size: int) -> None:
-        """Refuse what goes on for ever beside headers and body (the trailer, blank lines before a
-        request), and a body in tiny chunks, each of which costs as much as a large one."""
+        """Refuse what goes on for ever beside headers and body: the trailer, extensions of chunks,
+        blank lines before a request."""
         is_receiving = self._first_byte is not None
         if not is_receiving:
             return
@@ -219,7 +227,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.refuse(
                 431,
                 f"the request has more than {limit} and a quarter of its body beside its headers "
-                "and its body: send larger chunks",
+                "and its body",
             )
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -232,7 +240,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._body_bytes = 0
         self._bytes_beside_body = 0
+        self._piece_count = 0
         self._is_in_header = True
+        self._is_begun = False
         self._began_in_this_chunk = True
         if self._first_byte is None:
             self._first_byte = time.monotonic()
@@ -269,20 +279,29 @@ class BoundedProtocol(HttpToolsProtocol):
         scope[FIRST_BYTE] = self._asked_at
         scope[OVER_LIMIT] = self._is_over_limit
         super().on_headers_complete()
+        self._is_begun = True
         self._unanswered = [each for each in self._unanswered if not each.response_complete]
         self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
+        # Called for each chunk, of which there may be thousands in what was received at once.
         self._pieces.append(body)
 
     def _hand_over_pieces(self) -> None:
         """Add what was received to the body at once: bytes that grow chunk by chunk are copied for
-        each."""
+        each. A body in many tiny chunks is refused."""
         if not self._pieces:
             return
         body = b"".join(self._pieces)
+        self._body_bytes += len(body)
+        self._piece_count += len(self._pieces)
         self._pieces.clear()
+        if self._piece_count > SMALL_CHUNKS + self._body_bytes // LEAST_CHUNK:
+            self.refuse(
+                400,
+                f"the body has more than {SMALL_CHUNKS:,} chunks of less than {LEAST_CHUNK} bytes: "
+                "send larger chunks",
+            )
         if not self.transport.is_closing():
             super().on_body(body)
 
@@ -293,6 +312,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             super().on_message_complete()
         self._first_byte = None
+        self._is_begun = False
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by the server for what its parser does not understand."""
+        self.refuse(400, f"{msg.rstrip('.')}: it is not HTTP/1.1 as this service reads it")
 
     def _refuse_header(self) -> None:
         limit = f"{self.settings.max_header:,} bytes in {self.settings.max_headers} headers"
@@ -304,6 +328,10 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         is_answering = self.cycle is not None and not self.cycle.response_complete
         has_begun = is_answering and (self.cycle.response_started or not self.cycle.more_body)
+        # A client may go on to send a body that nobody has waited for.
+        if self._is_begun and not is_answering:
+            self.transport.close()
+            return
         has_unread = self.transport.get_write_buffer_size() > 0
         if has_unread or has_begun:
             # An answer here would not be read, or would be taken for that of the request before.
