@@ -238,11 +238,21 @@ def test_classes_without_any_sample_draw_a_warning() -> None:
         guard.calibrate([rows_of(range(2), 1)], progress=False)
 
 
+# MSP learns nothing, so that its fit reads the first batch alone.
+@pytest.mark.parametrize("detector", ["fdbd", "msp"])
+@pytest.mark.parametrize("with_model", [False, True])
 @pytest.mark.filterwarnings("error")
-def test_batches_of_one_class_each_are_no_missing_classes() -> None:
-    batches = [rows_of(range(label, label + 1), label) for label in range(4)]
-    guard = fdbd.Guard(fdbd.Head(torch.eye(4))).fit(batches, progress=False)
-    guard.calibrate([rows_of(range(4), 9)], progress=False)
+def test_a_class_of_the_last_batch_alone_is_not_missing(detector: str, with_model: bool) -> None:
+    batches = [rows_of(range(3), 0), rows_of(range(3, 4), 1)]
+    if with_model:
+        head = nn.Linear(4, 4)
+        nn.init.eye_(head.weight)
+        guard = fdbd.Guard(nn.Sequential(nn.Identity(), head), detector)
+        guard.fit([(batch.features, batch.labels) for batch in batches], progress=False)
+    else:
+        guard = fdbd.Guard(fdbd.Head(torch.eye(4)), detector)
+        guard.fit(batches, progress=False)
+        guard.calibrate([rows_of(range(4), 9)], progress=False)
 
 
 @pytest.mark.filterwarnings("error")

@@ -544,11 +544,13 @@ class Guard(nn.Module):
         """Note the samples of a training batch that the detector has no use for."""
         if isinstance(item, Batch):
             hashes = batch_hashes(item)
+            labels = as_batch(item).labels
         else:
-            inputs, _ = split_batch(item)
+            inputs, labels = split_batch(item)
             hashes = sample_hashes(inputs)
         assert self._record.seen is not None
         self._record.seen.add_hashes(hashes)
+        self._record.count_labels("fit", labels)
 
     def __getattr__(self, name: str) -> Any:
         # The parts of a module are found here, too, and asked for with every sample.
