@@ -342,8 +342,8 @@ def _least_norm(constraints: _Array, gaps: _Array) -> float:
     """min ‖y‖ subject to constraints (M, r) · y ≥ gaps (M,); infinity if no y satisfies them.
 
     Lawson and Hanson's form: with E the constraints beside the gaps, transposed (r + 1, M), and t
-    the last unit vector, find u ≥ 0 that minimises ‖E u − t‖. Of the residual ρ = E u − t, the last
-    entry is −‖ρ‖², and the solution is y = ρ[:r] / ‖ρ‖².
+    the last unit vector, find u ≥ 0 that minimises ‖E u − t‖. The last entry of the residual
+    ρ = E u − t is −‖ρ‖², and the solution is y = ρ[:r] / ‖ρ‖².
     """
     # Here, since it takes time to import.
     from scipy.optimize import lsq_linear

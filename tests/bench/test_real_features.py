@@ -48,20 +48,20 @@ def samples() -> list[pytest.param]:
 
 
 def separation(inside: object, outside: object) -> float:
-    """AUROC, ID positive, by scikit-learn."""
-    scores = np.concatenate([np.asarray(inside, float), np.asarray(outside, float)])
-    return float(
-        roc_auc_score(
-            np.repeat([1, 0], [len(np.asarray(inside)), len(np.asarray(outside))]), scores
-        )
-    )
+    """AUROC of in-distribution scores (positive) against others, by scikit-learn."""
+    positive = np.asarray(inside, float)
+    negative = np.asarray(outside, float)
+    truth = np.repeat([1, 0], [len(positive), len(negative)])
+    return float(roc_auc_score(truth, np.concatenate([positive, negative])))
 
 
 def ours(name: str, sample: Sample, **options: object) -> float:
     head = Head(sample.weight, sample.bias)
     labels = head(sample.fit).argmax(dim=1)
     detector = fdbd.create(name, **options).fit(Batch(sample.fit, None, labels), head)
-    return separation(*(detector.score(Batch(z)) for z in (sample.inside, sample.outside)))
+    inside = detector.score(Batch(sample.inside))
+    outside = detector.score(Batch(sample.outside))
+    return separation(inside, outside)
 
 
 # The same scores from their definitions, in numpy.
@@ -96,15 +96,25 @@ def ash(z: Floats, percentile: float = 90) -> Floats:
     return shaped
 
 
+def unit_rows(z: Floats) -> Floats:
+    return z / np.linalg.norm(z, axis=1, keepdims=True)
+
+
 def by_numpy(name: str, sample: Sample) -> float:
     weight, bias, fit, inside, outside = sample.numpy()
     mean = fit.mean(axis=0)
     clip = np.quantile(fit, 0.8)
 
     def neighbour(z: Floats) -> Floats:
-        bank, query = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (fit, z))
-        distances = np.linalg.norm(query[:, None] - bank[None], axis=2)
+        distances = np.linalg.norm(unit_rows(z)[:, None] - unit_rows(fit)[None], axis=2)
+        # The fifth nearest: k = 5.
         return -np.sort(distances, axis=1)[:, 4]
+
+    def msp(z: Floats) -> Floats:
+        largest_logit = (z @ weight.T + bias).max(axis=1)
+        probability = np.exp(largest_logit - energy(z, weight, bias))
+        # In float32 many probabilities are 1, and equal.
+        return probability.astype(np.float32)
 
     scores: dict[str, Callable[[Floats], Floats]] = {
         "fdbd": lambda z: boundary_score(z, weight, bias, mean),
@@ -114,10 +124,7 @@ def by_numpy(name: str, sample: Sample) -> float:
         "ash-s+fdbd": lambda z: boundary_score(ash(z), weight, bias, ash(mean[None])[0]),
         "energy": lambda z: energy(z, weight, bias),
         "react+energy": lambda z: energy(np.minimum(z, clip), weight, bias),
-        # In float32 many probabilities are 1, and equal.
-        "msp": lambda z: np.exp((z @ weight.T + bias).max(axis=1) - energy(z, weight, bias)).astype(
-            np.float32
-        ),
+        "msp": msp,
         "maxlogit": lambda z: (z @ weight.T + bias).max(axis=1),
         "knn": neighbour,
     }
@@ -142,9 +149,11 @@ def test_the_auroc_is_that_of_the_definition_in_numpy(name: str, sample: Sample)
 
 
 def untied(z: Tensor) -> Tensor:
-    """Stored features are rounded to float16, so that two may share the last place that ASH keeps.
-    Ours keeps the lower index, torch's topk either, and neither the paper nor its code says which:
-    here no two are equal."""
+    """Features of which no two in a row are equal.
+
+    Stored features are rounded to float16, so that two may tie for the last place that ASH keeps.
+    Ours keeps the lower index, torch's topk keeps either, and neither the paper nor its code says
+    which is right."""
     return z - 1e-5 * torch.linspace(0, 1, z.shape[1])
 
 
@@ -155,17 +164,23 @@ def test_the_auroc_is_that_of_pytorch_ood(sample: Sample) -> None:
     linear = nn.Linear(sample.weight.shape[1], len(sample.weight))
     linear.load_state_dict({"weight": sample.weight, "bias": sample.bias})
     labels = torch.zeros(len(sample.fit)).long()
+
+    def as_maps(z: Tensor) -> Tensor:
+        """Features as maps of 1 × 1, in memory of their own, since theirs writes to its input."""
+        return z.clone()[:, :, None, None]
+
+    def logits_of_maps(maps: Tensor) -> Tensor:
+        return linear(maps.flatten(1))
+
+    ash = peer.ASH(None, logits_of_maps, "ash-s", 0.9)
+    scale = peer.SCALE(None, logits_of_maps, 0.85)
     theirs = {
         "fdbd": peer.fDBD(None, linear).fit_features(sample.fit, labels).predict_features,
         "energy": lambda z: peer.EnergyBased(None).predict_logits(linear(z)),
         "msp": lambda z: peer.MaxSoftmax(None).predict_logits(linear(z)),
         "knn": peer.KNN(None, k=5).fit_features(sample.fit, labels).predict_features,
-        "ash-s+energy": lambda z: peer.ASH(
-            None, lambda m: linear(m.flatten(1)), "ash-s", 0.9
-        ).predict_feature_maps(z.clone()[:, :, None, None]),
-        "scale+energy": lambda z: peer.SCALE(
-            None, lambda m: linear(m.flatten(1)), 0.85
-        ).predict_feature_maps(z.clone()[:, :, None, None]),
+        "ash-s+energy": lambda z: ash.predict_feature_maps(as_maps(z)),
+        "scale+energy": lambda z: scale.predict_feature_maps(as_maps(z)),
     }
     options = {
         "knn": {"k": 5},
@@ -174,7 +189,8 @@ def test_the_auroc_is_that_of_pytorch_ood(sample: Sample) -> None:
     }
     for name, score in theirs.items():
         with torch.no_grad():
-            expected = separation(*(-score(z).numpy() for z in (sample.inside, sample.outside)))
+            # Theirs are outlier scores.
+            expected = separation(-score(sample.inside).numpy(), -score(sample.outside).numpy())
         assert ours(name, sample, **options.get(name, {})) == pytest.approx(expected, abs=1e-3), (
             name
         )

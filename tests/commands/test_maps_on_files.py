@@ -271,23 +271,38 @@ def test_onnx_runtime_gives_the_maps_of_torch(folder, result) -> None:
     assert (answers["is_ood"] == decision.is_ood.numpy()).mean() > 0.99
 
 
-def test_a_mask_lies_where_the_preprocessing_has_cut_the_picture_out(tmp_path) -> None:
+def mask_of_a_wide_picture() -> np.ndarray:
+    """The mask of a picture of 40 × 100 pixels whose upper half is OOD. The preprocessing cuts out
+    the 40 columns in the middle."""
     is_ood = np.zeros((6, 6), bool)
     is_ood[:3] = True
-    mask = mask_of(is_ood, MIDDLE, 40, 100)
+    return mask_of(is_ood, MIDDLE, 40, 100)
+
+
+def test_a_mask_lies_where_the_preprocessing_has_cut_the_picture_out() -> None:
+    mask = mask_of_a_wide_picture()
     assert mask.shape == (40, 100)
+    # What the model did not see is grey.
     assert set(np.unique(mask[:, :30])) == {128}
+    assert set(np.unique(mask[:, 70:])) == {128}
     assert set(np.unique(mask[:20, 30:70])) == {255}
     assert set(np.unique(mask[20:, 30:70])) == {0}
+
+
+def test_masks_are_written_below_their_folder_whatever_an_image_is_called(tmp_path) -> None:
+    mask = mask_of_a_wide_picture()
     masks = MaskFolder(tmp_path / "masks")
     masks.write("a/b.jpg", mask)
     again = read_mask(tmp_path / "masks" / "a" / "b.jpg.png")
     assert np.array_equal(again, mask)
-    # Whatever an image is called, its mask lies below the folder.
     masks.write(str(tmp_path / "elsewhere.jpg"), mask)
     masks.write("../../outside.jpg", mask)
     assert not (tmp_path / "elsewhere.jpg.png").exists()
     assert (tmp_path / "masks" / "outside.jpg.png").is_file()
+
+
+def test_an_overlay_reddens_what_is_ood_and_refuses_an_image_of_another_size() -> None:
+    mask = mask_of_a_wide_picture()
     grey = np.full((40, 100, 3), 100, np.uint8)
     tinted = overlaid(grey, mask)
     assert np.array_equal(tinted[30, 50], [100, 100, 100])

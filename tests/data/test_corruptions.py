@@ -229,7 +229,7 @@ def test_images_of_another_form_are_refused(images: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24)])
-def test_images_that_are_no_squares_are_corrupted_too(shape: tuple[int, int]) -> None:
+def test_images_that_are_not_square_are_corrupted_too(shape: tuple[int, int]) -> None:
     rectangles = np.random.default_rng(0).integers(0, 256, (3, *shape, 3), np.uint8)
     for name in CORRUPTIONS:
         found = corrupt(rectangles, name, 5)

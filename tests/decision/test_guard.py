@@ -649,7 +649,7 @@ def test_a_copied_guard_is_independent(guard: fdbd.Guard) -> None:
         assert torch.equal(now, then)
 
 
-def test_things_that_are_no_model_or_detector_are_refused() -> None:
+def test_things_that_are_not_a_model_or_detector_are_refused() -> None:
     with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
         fdbd.Guard("resnet18")
     with pytest.raises(TypeError, match="expected an fdbd detector"):

@@ -138,7 +138,7 @@ def test_an_ensemble_of_such_detectors_is_for_several_labels_too() -> None:
 
 
 @pytest.mark.parametrize("labels", [torch.full((10, LABELS), 2), torch.zeros(10, LABELS) + 0.5])
-def test_numbers_that_are_no_labels_are_one_sentence(labels: Tensor) -> None:
+def test_numbers_that_are_not_labels_are_refused_in_one_sentence(labels: Tensor) -> None:
     inputs, _ = samples(10, 0)
     with pytest.raises(ValueError, match=r"zeros and ones \(N, C\) for a head of many labels"):
         fdbd.Guard(model(), "multilabel-fdbd").fit([(inputs, labels)], progress=False)

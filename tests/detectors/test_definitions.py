@@ -146,38 +146,49 @@ def parts_by_hand(model, images):
         return [numpy_of(model[:6](images)), numpy_of(model[:2](images).mean(dim=(2, 3)))]
 
 
+def per_channel(std):
+    """The standard deviations of normalised images, to divide images by; None: 1."""
+    return torch.tensor(std or 1.0).view(-1, 1, 1)
+
+
 def mds_by_definition(features, labels, queries):
-    scatter = np.zeros((features.shape[1],) * 2)
+    width = features.shape[1]
+    scatter = np.zeros((width, width))
     means = []
     for c in range(CLASSES):
-        means.append(features[labels == c].mean(axis=0))
-        scatter += sum(np.outer(z - means[c], z - means[c]) for z in features[labels == c])
+        members = features[labels == c]
+        mean = members.mean(axis=0)
+        for z in members:
+            scatter += np.outer(z - mean, z - mean)
+        means.append(mean)
     precision = np.linalg.inv(scatter / len(features))
-    return np.array([-min((x - m) @ precision @ (x - m) for m in means) for x in queries])
+    scores = []
+    for x in queries:
+        distances = [(x - mean) @ precision @ (x - mean) for mean in means]
+        scores.append(-min(distances))
+    return np.array(scores)
 
 
 @pytest.mark.usefixtures("_double")
 @pytest.mark.parametrize("std", [None, STD], ids=["pixels", "normalised"])
 def test_mds_with_input_noise_is_that_of_its_definition(std):
     model = make_model()
-    (train, labels) = make_images(COUNT, 1)
-    (images, _) = make_images(6, 2)
+    train, labels = make_images(COUNT, 1)
+    images, _ = make_images(6, 2)
     features = parts_by_hand(model, train)[0]
 
-    def score(some):
-        return mds_by_definition(features, labels.numpy(), parts_by_hand(model, some)[0])
+    def score(queries):
+        return mds_by_definition(features, labels.numpy(), parts_by_hand(model, queries)[0])
 
     moved = images.clone()
-    # The sign of ∇ score by central differences, one pixel at a time.
     for n, image in enumerate(images):
+        # The gradient of the score by central differences, one pixel at a time.
         steps = 1e-5 * torch.eye(image.numel()).view(-1, *image.shape)
-        signs = torch.from_numpy(np.sign(score(image + steps) - score(image - steps))).view_as(
-            image
-        )
-        moved[n] += 0.01 * signs / torch.tensor(std or 1.0).view(-1, 1, 1)
-    guard = Guard(model, MDS(), perturb=InputPerturbation(0.01, objective="score", std=std)).fit(
-        loader(COUNT, 1)
-    )
+        differences = score(image + steps) - score(image - steps)
+        signs = torch.from_numpy(np.sign(differences)).view_as(image)
+        moved[n] += 0.01 * signs / per_channel(std)
+    perturb = InputPerturbation(0.01, objective="score", std=std)
+    guard = Guard(model, MDS(), perturb=perturb).fit(loader(COUNT, 1))
     np.testing.assert_allclose(guard.score(images).numpy(), score(moved), rtol=1e-8)
     assert (score(moved) > score(images)).all()
 
@@ -193,15 +204,11 @@ def test_mds_with_input_noise_equals_pytorch_ood(epsilon, std):
     # tolerance), halved, and an outlier score.
     peer = pytest.importorskip("pytorch_ood.detector")
     model = make_model()
-    (images, _) = make_images(60, 2)
-    guard = Guard(model, MDS(), perturb=InputPerturbation(epsilon, objective="score", std=std)).fit(
-        loader(COUNT, 1)
-    )
-    theirs = (
-        peer.MahalanobisODIN(model[:6], eps=epsilon, norm_std=std)
-        .fit(loader(COUNT, 1))
-        .predict(images)
-    )
+    images, _ = make_images(60, 2)
+    perturb = InputPerturbation(epsilon, objective="score", std=std)
+    guard = Guard(model, MDS(), perturb=perturb).fit(loader(COUNT, 1))
+    their_detector = peer.MahalanobisODIN(model[:6], eps=epsilon, norm_std=std)
+    theirs = their_detector.fit(loader(COUNT, 1)).predict(images)
     torch.testing.assert_close(guard.score(images), -2 * COUNT * theirs, rtol=1e-5, atol=0)
     assert torch.equal(guard.score(images).argsort(), theirs.argsort(descending=True))
 
@@ -212,7 +219,7 @@ def test_the_distance_of_each_layer_and_their_weighted_sum_equal_pytorch_ood():
     # deviation for each layer and without a regression. Their constants are those of one layer.
     peer = pytest.importorskip("pytorch_ood.detector")
     model = make_model()
-    (images, _) = make_images(60, 2)
+    images, _ = make_images(60, 2)
     guard = Guard(model, MDS(layers=["1"])).fit(loader(COUNT, 1))
     detector = guard.detector
     with torch.no_grad():
@@ -220,20 +227,14 @@ def test_the_distance_of_each_layer_and_their_weighted_sum_equal_pytorch_ood():
         ours = detector.standardised(batch) * detector.scale + detector.shift
         # The penultimate layer is our first, their last.
         for part, alpha in enumerate(([0.0, 1.0], [1.0, 0.0])):
-            theirs = (
-                peer.MultiMahalanobis([model[:2], model[2:4]], alpha=alpha)
-                .fit(loader(COUNT, 1))
-                .predict(images)
-            )
+            their_detector = peer.MultiMahalanobis([model[:2], model[2:4]], alpha=alpha)
+            theirs = their_detector.fit(loader(COUNT, 1)).predict(images)
             torch.testing.assert_close(ours[:, part], -2 * COUNT * theirs, rtol=1e-5, atol=0)
         alpha = torch.tensor([0.3, -2.0])
-        theirs = peer.MultiMahalanobis([model[:2], model[2:4]], alpha=alpha.flip(0)).fit(
-            loader(COUNT, 1)
-        )
+        their_detector = peer.MultiMahalanobis([model[:2], model[2:4]], alpha=alpha.flip(0))
+        theirs = their_detector.fit(loader(COUNT, 1)).predict(images)
         detector.set_buffers(weights=alpha * detector.scale, intercept=alpha @ detector.shift)
-        torch.testing.assert_close(
-            guard.score(images), -2 * COUNT * theirs.predict(images), rtol=1e-5, atol=1e-5
-        )
+        torch.testing.assert_close(guard.score(images), -2 * COUNT * theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("_double")
@@ -242,19 +243,29 @@ def test_the_weights_of_the_layers_are_those_of_a_regression_on_scores_of_their_
     from sklearn.linear_model import LogisticRegression
 
     model = make_model()
-    (train, labels) = make_images(COUNT, 1)
-    (images, _) = make_images(40, 2)
+    train, labels = make_images(COUNT, 1)
+    images, _ = make_images(40, 2)
     train.requires_grad_()
-    (-model(train).log_softmax(dim=1)[range(COUNT), labels]).sum().backward()
-    adversarial = train + ADVERSARIAL_STEP * train.grad.sign() / torch.tensor(std or 1.0).view(
-        -1, 1, 1
-    )
-    columns = []
-    for part, trained in enumerate(parts_by_hand(model, train)):
-        queries = [parts_by_hand(model, some)[part] for some in (train, adversarial, images)]
-        scores = [mds_by_definition(trained, labels.numpy(), some) for some in queries]
-        columns.append([(some - scores[0].mean()) / scores[0].std() for some in scores])
-    clean, moved, asked = (np.stack(some, axis=1) for some in zip(*columns))
+    nn.functional.cross_entropy(model(train), labels, reduction="sum").backward()
+    adversarial = train + ADVERSARIAL_STEP * train.grad.sign() / per_channel(std)
+    features_of_layers = parts_by_hand(model, train)
+    scores_of_layers = [
+        mds_by_definition(features, labels.numpy(), features) for features in features_of_layers
+    ]
+
+    def standardised(queries):
+        """(N, 2) scores of both layers, less the mean and divided by the deviation of training."""
+        columns = []
+        for features, known, asked in zip(
+            features_of_layers, scores_of_layers, parts_by_hand(model, queries)
+        ):
+            scores = mds_by_definition(features, labels.numpy(), asked)
+            columns.append((scores - known.mean()) / known.std())
+        return np.stack(columns, axis=1)
+
+    clean = standardised(train)
+    moved = standardised(adversarial)
+    asked = standardised(images)
     regression = LogisticRegression(tol=1e-12, max_iter=10_000)
     regression.fit(np.concatenate([clean, moved]), np.repeat([1, 0], COUNT))
 
@@ -283,7 +294,9 @@ def exported(tmp_path_factory):
 def test_several_layers_are_one_onnx_graph_of_the_images(exported):
     guard, session = exported
     images = make_images(50, 4)[0]
-    images[3, 1, 2, 2], images[5, 0, 0, 0], images[40:] = torch.nan, torch.inf, images[40:] * 5
+    images[3, 1, 2, 2] = torch.nan
+    images[5, 0, 0, 0] = torch.inf
+    images[40:] *= 5
     expected = guard(images)
     assert torch.isneginf(expected.scores).nonzero()[:, 0].tolist() == [3, 5]
     assert 2 < expected.is_ood.sum() < 25
@@ -299,7 +312,7 @@ def test_the_graph_of_several_layers_takes_no_images_as_the_guard_does(exported)
     assert session.run(["score"], {"images": np.zeros((0, 3, 8, 8), np.float32)})[0].shape == (0,)
 
 
-def test_several_layers_of_features_and_input_noise_say_that_they_are_no_graph(tmp_path):
+def test_several_layers_of_features_and_input_noise_say_that_they_cannot_be_a_graph(tmp_path):
     pytest.importorskip("onnxscript")
     several = Guard(make_model(), MDS(layers=["1"])).fit(loader(COUNT, 1)).calibrate(loader(90, 2))
     with pytest.raises(

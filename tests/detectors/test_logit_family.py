@@ -293,7 +293,7 @@ def test_logsumexp_is_that_of_torch_at_any_spread(classes: int, spread: float) -
     assert torch.autograd.gradcheck(logsumexp, logits[:3, :17].double().requires_grad_())
 
 
-def test_temperature_is_found_where_the_likelihood_is_no_cubic() -> None:
+def test_temperature_is_found_if_the_likelihood_is_not_cubic() -> None:
     logits = torch.cat([torch.tensor([[20.0, 0.0]]).repeat(50_000, 1), torch.tensor([[0.2, 0.0]])])
     labels = torch.cat([torch.zeros(50_000, dtype=torch.int64), torch.ones(1, dtype=torch.int64)])
     batch = Batch(torch.zeros(50_001, 2), logits, labels)

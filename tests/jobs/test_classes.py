@@ -70,7 +70,7 @@ def agreement(labels: np.ndarray, predicted: np.ndarray) -> Agreement:
     return found
 
 
-def test_a_gap_with_one_confusion_behind_it_is_explained_and_overfitting_is_no_gap() -> None:
+def test_a_gap_with_one_confusion_behind_it_is_explained_and_overfitting_is_not_a_gap() -> None:
     generator = np.random.default_rng(0)
     labels = np.arange(2000) % 10
     errs = generator.random(2000) < 0.08

@@ -492,7 +492,7 @@ def test_a_long_and_narrow_image_is_a_row_with_an_error(tiny, result) -> None:
     assert "3000000 × 1 pixels" in errors[1]
 
 
-def test_names_that_are_no_utf8_are_escaped(tiny, result) -> None:
+def test_names_that_are_not_utf8_are_escaped(tiny, result) -> None:
     folder = make_folder(tiny / "new" / os.fsdecode(b"\xe9t\xe9"), (), 2, 8)
     try:
         (folder / os.fsdecode(b"caf\xe9.png")).write_bytes(b"broken")

@@ -132,7 +132,7 @@ def test_texts_go_from_a_file_to_decisions_with_their_ids(
     result("calibrate", "guard.safetensors", "--data", f"fresh.{ending}", "--text", "query")
 
 
-def test_labels_that_are_no_classes_of_the_model_are_named(intents, place, run) -> None:
+def test_labels_that_are_not_classes_of_the_model_are_named(intents, place, run) -> None:
     table = rows(30, 0)
     table[4]["intent"] = "musik"
     write_csv(place / "train.csv", table)

@@ -135,7 +135,7 @@ def test_squeezenet_is_refused_because_it_pools_after_its_head() -> None:
 
 
 @pytest.mark.parametrize("head", [None, "roi_heads.box_predictor.cls_score"])
-def test_a_detection_model_is_no_classifier(head: str | None) -> None:
+def test_a_detection_model_is_not_a_classifier(head: str | None) -> None:
     detection = pytest.importorskip("torchvision.models.detection")
     model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(
         weights=None, weights_backbone=None

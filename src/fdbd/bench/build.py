@@ -236,9 +236,10 @@ def open_id_sets(config: Config, size: int) -> tuple[Images, Images, Images | No
 
 
 def _split(images: Images, share: float, what: str) -> tuple[Images, Images]:
-    """The images in two parts: the rest, and a `share` of them that is spread evenly over the set,
+    """Two parts of the images: the rest, and a chosen `share` that is spread evenly over the set
     and is the same in every run."""
-    # How many of the images up to each place are chosen; where this grows, the image is.
+    # How many of the first 0, 1, 2, … images are chosen. An image at which the number grows is one
+    # of them.
     num_chosen = np.floor(np.arange(len(images) + 1) * share)
     is_chosen = np.diff(num_chosen) > 0
     if is_chosen.all() or not is_chosen.any():

@@ -93,7 +93,7 @@ def deviation_profile(benchmark: Benchmark, levels: int = LEVELS) -> dict[str, A
 
     Returns:
         ``edges`` (levels + 1 deviations) and ``sets``, the ID set first, each with ``name``,
-        ``count``, ``deviation``, ``mean``, ``std`` (a list over levels; None where a group has
+        ``count``, ``deviation``, ``mean``, ``std`` (a list over levels; None if a group has
         fewer than 5 samples) and, for OOD sets, ``auroc`` and ``auroc_by_level``.
     """
     parts = standings(benchmark)

@@ -160,7 +160,7 @@ class DetectorComparison(NamedTuple):
     first: Estimate
     second: Estimate
     comparison: Comparison
-    """Of the second with the first: positive if the second is better."""
+    """The second minus the first: positive if the second is better."""
     paired: bool
     """Whether both scored the same samples, so that the errors that they share cancel."""
 

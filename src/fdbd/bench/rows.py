@@ -51,9 +51,9 @@ class Latency:
 
     @classmethod
     def from_calls(cls, batch_size: int, seconds: Sequence[float]) -> Self:
-        """From the seconds per sample of single calls. The interval of the median is that of its
-        order statistics, which holds for any distribution; with fewer than six calls it is their
-        range."""
+        """The latency from the seconds per sample of single calls. The interval of the median is
+        that of its order statistics, which holds for any distribution; with fewer than six calls it
+        is their range."""
         ordered = sorted(seconds)
         count = len(ordered)
         reach = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
@@ -71,7 +71,8 @@ class Published:
     """What others have published for the same benchmark, to stand beside our numbers.
 
     Attributes:
-        source, date: where the numbers are from, and of when they are.
+        source: where the numbers come from.
+        date: the day on which they were read there.
         auroc: by detector and group, a fraction.
         note: how those numbers were made, if that matters for the comparison.
 

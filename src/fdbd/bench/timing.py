@@ -62,8 +62,8 @@ def measure_forward(
 
 def choose_batch_size(network: Classifier, shape: tuple[int, int, int], most: int) -> int:
     """Images per forward pass: the fastest per image of a few sizes, each tried once after a
-    warm-up. A larger one is not tried if the last was no gain, so that slow networks are not held
-    up, nor one that is more than the `most` images of any pass."""
+    warm-up. A larger size is not tried if the last one was not faster, so that slow networks are
+    not held up; nor is one above `most`, the images of the largest pass."""
     smallest, *larger = TRIED_BATCH_SIZES
     if most <= smallest:
         return smallest

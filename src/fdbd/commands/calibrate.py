@@ -31,7 +31,7 @@ class _Verdicts(NamedTuple):
     review: Review
     alarms: Alarms
     costs: list[Cost] | None
-    """Of each false-alarm rate; None: they were not asked for."""
+    """The costs of each false-alarm rate; None if they were not asked for."""
 
 
 def calibrate(

@@ -37,7 +37,7 @@ class ModelAndData(NamedTuple):
     source: NamedModel | Head
     data: str
     name: str
-    """Of the model, or of the file that holds the head."""
+    """The name of the model, or of the file that holds the head."""
     layer: str | None
     """The name of the model's linear layer, if it was given."""
 

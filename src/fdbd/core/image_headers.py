@@ -49,9 +49,9 @@ class _Tag(NamedTuple):
     number: int
     kind: int
     values: int
-    """How many it has."""
+    """The number of its values."""
     value: int
-    """Itself, or where it lies if it is longer than this field."""
+    """The value itself, or its place in the file if it is longer than this field."""
 
 
 class _Form(NamedTuple):

@@ -138,7 +138,7 @@ class Picture(NamedTuple):
 
 
 def _reduction(whole: tuple[int, int], draft: tuple[int, ...]) -> int:
-    """By how much a JPEG decoder has reduced both sides."""
+    """The factor by which a JPEG decoder has reduced both sides."""
     for factor in (1, 2, 4, 8):
         if all(math.ceil(side / factor) == found for side, found in zip(whole, draft)):
             return factor
@@ -152,8 +152,8 @@ def open_image(
     name: str | None = None,
     formats: Sequence[str] = FORMATS,
 ) -> Iterator[Image]:
-    """The header of an image, as Pillow's image of which no pixel is decoded yet. A file that is
-    open is closed at the end."""
+    """An image as Pillow opens it: the header is checked, and no pixel is decoded. The file is
+    closed at the end, even if the caller opened it."""
     pil = import_pillow()
     label = _label(source, name)
     with contextlib.ExitStack() as opened:

@@ -124,17 +124,17 @@ class Preprocess:
 
     @property
     def height(self) -> int:
-        """Of the result, in pixels."""
+        """Height of the result in pixels."""
         return self.size if isinstance(self.size, int) else self.size[0]
 
     @property
     def width(self) -> int:
-        """Of the result, in pixels."""
+        """Width of the result in pixels."""
         return self.size if isinstance(self.size, int) else self.size[1]
 
     @property
     def channels(self) -> int:
-        """Of the result: 3, or 1 for a network that takes grey images."""
+        """Channels of the result: 3, or 1 for a network that takes grey images."""
         return len(self.mean)
 
     @property
@@ -159,7 +159,7 @@ class Preprocess:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
-        """From the fields by name, as they stand in a config or in `to_dict`."""
+        """A preprocessing from its fields by name, as a config or `to_dict` has them."""
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:

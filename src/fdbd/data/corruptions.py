@@ -84,9 +84,10 @@ def corrupt(images: Pixels, corruption: str, severity: int, *, seed: int = 0) ->
 
 
 def _margins(length: int, side: int) -> tuple[int, int]:
-    """What is to be added before and after a length, to make it as long as the side."""
-    before = (side - length) // 2
-    return before, side - length - before
+    """How many pixels to add before and after a length to make it as long as the side."""
+    missing = side - length
+    before = missing // 2
+    return before, missing - before
 
 
 def mixture(count: int, *, frost: bool = False, seed: int = 0) -> NDArray[np.str_]:
@@ -317,17 +318,21 @@ def _smear(x: Floats, radius: int, sigma: float, degrees: Floats) -> Floats:
 
 
 def _zoom(x: Floats, factor: float) -> Floats:
-    """The centre of each image, enlarged to its full side by linear interpolation."""
+    """The centre of each image, enlarged by the factor with linear interpolation and cut to the
+    side that the image had."""
     side = x.shape[1]
+    # The centre has `inner` pixels along each axis, and `enlarged` ones after the zoom.
     inner = int(np.ceil(side / factor))
-    outer = round(inner * factor)
-    place = np.arange(outer) * ((inner - 1) / max(outer - 1, 1))
-    place = place[(outer - side) // 2 :][:side]
+    enlarged = round(inner * factor)
+    # Where each pixel of the result lies in the centre.
+    positions = np.arange(enlarged) * ((inner - 1) / max(enlarged - 1, 1))
+    first = (enlarged - side) // 2
+    positions = positions[first : first + side]
     # Interpolation is linear, so its matrix holds the interpolated unit vectors.
     weights = np.zeros((side, side))
     start = (side - inner) // 2
     for column, unit in enumerate(np.eye(inner)):
-        weights[:, start + column] = np.interp(place, np.arange(inner), unit)
+        weights[:, start + column] = np.interp(positions, np.arange(inner), unit)
     planes = np.ascontiguousarray(np.moveaxis(x, 3, 1))
     return np.asarray(np.moveaxis(weights @ planes @ weights.T, 1, 3))
 

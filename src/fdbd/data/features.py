@@ -119,8 +119,8 @@ class FeatureRows(ABC):
         self._len = 0
 
     def _choose_columns(self, names: Sequence[str]) -> None:
-        """Of the columns of a file, set those that are read, in order, and the one of them that
-        holds the true classes."""
+        """Set which columns of a file are read, in order, and which of them holds the true
+        classes."""
         self._label = "y" if "y" in names else "label"
         self._names = [name for name in ("features", "logits", self._label) if name in names]
 

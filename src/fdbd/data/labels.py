@@ -70,7 +70,7 @@ def as_classes(
 
 
 MANY_PER_CLASS = 20
-"""Labels per class, on average, from which on a class without any is no accident."""
+"""With at least this many labels per class on average, a class without any is not an accident."""
 
 
 class Agreement:

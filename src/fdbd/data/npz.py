@@ -83,8 +83,8 @@ class NpzArray:
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, whether columns come first, dtype, and where the numbers start. Of a header that says
-    it has gigabytes, only the first bytes are read."""
+    """Shape, whether columns come first, dtype, and where the numbers start. Only the first bytes
+    are read, even if the header says that it has gigabytes."""
     start = io.BytesIO(file.read(_MAX_HEADER_BYTES))
     version = np.lib.format.read_magic(start)
     if version == (1, 0):

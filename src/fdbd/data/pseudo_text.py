@@ -25,8 +25,8 @@ def token_kinds(inputs: object, count: int = 50, seed: int = 0) -> dict[str, dic
     most models. Give it to ``fdbd.Auto(kinds=token_kinds)`` for a model that takes tokens.
 
     Args:
-        inputs: ``input_ids`` (N, L), whole numbers, perhaps ``attention_mask`` (N, L) with ones
-            where there are tokens, and whatever else the model takes, (N, …) each.
+        inputs: ``input_ids`` (N, L), whole numbers; perhaps ``attention_mask`` (N, L), which is 1
+            for each token and 0 for padding; and whatever else the model takes, (N, …) each.
         count: how many of each kind; texts are used again if there are fewer.
         seed: of everything that is drawn.
 
@@ -194,7 +194,7 @@ def _checked_tokens(inputs: object) -> dict[str, Tensor]:
 
 
 def _mask_of(tokens: Mapping[str, Tensor]) -> Tensor:
-    """(N, L) where there are tokens."""
+    """(N, L) bool: True for each token, False for padding."""
     if MASK not in tokens:
         return torch.ones_like(tokens[IDS], dtype=torch.bool)
     return tokens[MASK].bool()

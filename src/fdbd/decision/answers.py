@@ -149,7 +149,8 @@ class Explanation(NamedTuple):
     decision: Decision
     distances: Tensor
     """(N, C) closed-form distance to each class's boundary; NaN at the predicted class, +inf if
-    there is none. Of a detector for several labels per sample: to each label's own boundary."""
+    there is none. For a detector of several labels per sample, the distance to each label's own
+    boundary."""
     nearest: Tensor
     """(N,) class behind the nearest boundary."""
     nearest_distance: Tensor

@@ -62,9 +62,9 @@ class Auto:
             held-out samples (what the model takes, or a Batch of features) that returns samples by
             kind, or these samples themselves. For a model of texts: `fdbd.data.token_kinds`; for
             features of texts: those of `fdbd.data.text_kinds`; for audio: `fdbd.data.audio_kinds`.
-        pool: names of detectors, with a percentile in brackets where they have one, such as
-            "react(95)+energy"; the first stays if the budget admits none. None: the pool of the
-            study.
+        pool: names of detectors, such as "react(95)+energy"; a percentile, if the detector has
+            one, stands in brackets. The first stays if the budget admits none. None: the pool of
+            the study.
         beta: how fast a weight grows with the AUROC on the kinds, per percentage point.
         held_out: how many held-out samples are used at most; more are not better.
         per_kind: pseudo-OOD images of each kind.
@@ -165,7 +165,7 @@ class Pool(Ensemble):
         return side_by_side(programs)
 
     def _unless_it_fails(self, name: str, program: Passes) -> Passes:
-        """The passes of a member, which end where it cannot be fitted."""
+        """The passes of a member; they end early if it cannot be fitted."""
         try:
             yield from program
         except (ValueError, RuntimeError) as error:
@@ -398,7 +398,7 @@ def _weights(
 
 
 def share_head(members: Sequence[Detector]) -> None:
-    """Let all members hold one copy of the head, which is large where there are many classes."""
+    """Let all members share one copy of the head, which is large if it has many classes."""
     parts: list[Detector] = []
     for member in members:
         parts.extend(innermost(member))
@@ -414,8 +414,8 @@ def share_head(members: Sequence[Detector]) -> None:
 
 
 def measure_cost(member: Detector, batch: Batch) -> Cost:
-    """The time of a score in this process and the memory of what was learnt. Of several times it is
-    the shortest, which other work on the machine disturbs least."""
+    """The time of a score in this process and the memory of what was learnt. The time is the
+    shortest of several, which other work on the machine disturbs least."""
     rows = torch.arange(COST_ROWS) % len(batch.features)
     few = batch.rows(rows)
     times = []

@@ -58,9 +58,9 @@ class Cost(NamedTuple):
     """
 
     microseconds: float
-    """Per sample, in batches of 32, on the machine where it was measured."""
+    """Time per sample in batches of 32, on the machine where it was measured."""
     megabytes: float
-    """Of what it keeps, without the head, which all members share."""
+    """Memory of what it keeps, without the head, which all members share."""
     has_bank: bool
     """Whether it keeps training samples."""
 

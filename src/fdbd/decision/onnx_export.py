@@ -424,7 +424,8 @@ def _check_opset(opset: int) -> None:
 
 
 def _check_written(model: Any, opset: int) -> None:
-    """ExportError if torch wrote another version: its converter keeps its own where it fails."""
+    """ExportError if torch wrote another version of ONNX's operators: it keeps its own default if
+    it cannot convert to the one that was asked for."""
     written = {entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")}
     if written != {opset}:
         found = ", ".join(map(str, sorted(written)))

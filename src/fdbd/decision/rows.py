@@ -63,7 +63,7 @@ class MapRows(NamedTuple):
 
     decided: Decided
     decision: MapDecision | None
-    """On the readable images, in order; None: there are none."""
+    """The decision on the readable images, in order; None if there are none."""
 
 
 def decide_rows(

@@ -259,8 +259,8 @@ def _corruptions(
 
 
 def _read_images(images: Images, preprocess: Preprocess, most: int) -> tuple[Pixels, list[str]]:
-    """At most `most` images (N, height, width, 3), spread evenly over the set, and a sentence for
-    each that cannot be read."""
+    """Pixels (N, height, width, 3) of at most `most` images, spread evenly over the set, and a
+    sentence for each image that cannot be read."""
     pictures = []
     errors = []
     for row in spread_evenly(min(most, len(images)), len(images)).tolist():

@@ -70,8 +70,8 @@ class Threshold(nn.Module):
     calibration: Tensor
     """(n,) class after class, ascending within each."""
     offsets: Tensor
-    """(C + 1,) where the scores of each class start and end; (2,) when there is one threshold for
-    all."""
+    """(C + 1,) the places at which the scores of each class start and end; (2,) if all classes have
+    one threshold."""
     value: Tensor
     runs: Tensor
     """The calibration scores, then all of them sorted together if a class has none."""
@@ -433,8 +433,8 @@ class Threshold(nn.Module):
     def _for_predicted(
         self, of_classes: Tensor, scores: Tensor, predicted: Tensor | None
     ) -> Tensor:
-        """Of one number per class (C,), the one of each score's predicted class (N,). With one
-        threshold for all, the number (1,) that it is given."""
+        """(N,) the number of each score's predicted class, from one number per class (C,). If all
+        classes have one threshold, the single number (1,) as it was given."""
         if not self.per_class:
             return of_classes
         if predicted is None:

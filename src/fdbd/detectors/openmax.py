@@ -86,8 +86,8 @@ class OpenMax(Detector):
         self.set_buffers(centers=centers, laws=laws, seen=seen)
 
     def _rounding(self, centers: Tensor) -> float:
-        """By how much distances of equal samples may differ: logits are computed in the dtype of
-        the fit, and a batch of one is multiplied in another order than a large one."""
+        """The most by which distances of equal samples may differ: logits are computed in the dtype
+        of the fit, and a batch of one is multiplied in another order than a large one."""
         longest = torch.linalg.vector_norm(centers, dim=1).amax().item()
         return float(256 * torch.finfo(self.fit_dtype).eps * longest)
 

@@ -88,26 +88,29 @@ class SSD(SharedCovariance):
 
     def passes(self, head: Head) -> Passes:
         width = head.num_features
+        # `to_clusters` normalises the features of a batch and labels them by cluster.
         if self.clusters == "class":
             count = head.num_classes
-            labelled = with_unit_features
+            to_clusters = with_unit_features
         elif self.clusters == 1:
             count = 1
-            labelled = partial(in_clusters, torch.zeros(1, width, dtype=torch.float64))
+            # With a single centre, any point will do.
+            to_clusters = partial(in_clusters, torch.zeros(1, width, dtype=torch.float64))
         else:
             count = int(self.clusters)
             centers = yield from kmeans(count, width, self.iterations)
-            labelled = partial(in_clusters, centers)
+            to_clusters = partial(in_clusters, centers)
         num_entries = count * width**2
         if self.shrinkage == 1 or num_entries > LARGEST_TABLE:
-            shared = yield Transformed(ClassMoments(count, width), labelled)
+            shared = yield Transformed(ClassMoments(count, width), to_clusters)
             self.set_shared_covariance(shared.statistic)
             self.set_buffers(shrinkages=torch.ones(len(self.means)))
         else:
-            own = yield Transformed(ClusterMoments(count, width), labelled)
+            own = yield Transformed(ClusterMoments(count, width), to_clusters)
             self._set_own_covariances(own.statistic)
 
     def _set_own_covariances(self, moments: ClusterMoments) -> None:
+        """Keep the mean and the whitening matrix of each cluster with samples."""
         seen = [part for part in moments.parts if part.count]
         counts = torch.tensor([part.count for part in seen], dtype=torch.float64)
         means = torch.stack([part.mean() for part in seen])
@@ -120,8 +123,9 @@ class SSD(SharedCovariance):
         center = counts @ means / total
         shrinkages = self._shrinkages(counts, width)
         whiteners = torch.empty(len(seen), width, width, dtype=torch.float64)
-        for place, part, share in zip(whiteners, seen, shrinkages):
-            place.copy_(whitener((1 - share) * part.covariance() + share * pooled))
+        for number, (part, share) in enumerate(zip(seen, shrinkages)):
+            covariance = (1 - share) * part.covariance() + share * pooled
+            whiteners[number] = whitener(covariance)
         self.set_buffers(
             center=center,
             whitener=whiteners,

@@ -458,11 +458,14 @@ def row_hashes(rows: Tensor) -> Tensor:
     """(N,) integers in [0, 2^62), spread evenly, that depend on the float32 bits of each row (N, P)
     alone."""
     bits = rows.detach().to("cpu", torch.float32).contiguous().view(torch.int32)
+    # One random key per column, always the same. Odd, since a product with an odd number loses no
+    # bit modulo 2^64.
     generator = torch.Generator("cpu").manual_seed(0x5F3759DF)
     keys = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator, device="cpu") | 1
     # Σ_j bits[i, j]·keys[j] modulo 2^64; numpy multiplies integers faster than torch.
     mixed = torch.from_numpy(np.einsum("ij,j->i", bits.numpy(), keys.numpy()))
-    # The finaliser of splitmix64.
+    # The finaliser of splitmix64; its constants are written as negative numbers, as torch has no
+    # unsigned ones.
     mixed = (mixed ^ (mixed >> 30)) * -0x40A7B892E31B1A47
     mixed = (mixed ^ (mixed >> 27)) * -0x6B2FB644ECCEEE15
     return (mixed ^ (mixed >> 31)) & (2**62 - 1)

@@ -67,8 +67,8 @@ def fit_weibull(tails: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor, T
     smallest = torch.where(is_there, tails, torch.inf).amin(dim=1)
     logs = torch.where(is_there, torch.log1p((tails - smallest[:, None]) / _TRANSLATION), 0)
     largest = logs.amax(dim=1)
-    average = logs.sum(dim=1) / count
-    deviations = torch.where(is_there, logs - average[:, None], 0)
+    mean_log = logs.sum(dim=1) / count
+    deviations = torch.where(is_there, logs - mean_log[:, None], 0)
     spread = (deviations.square().sum(dim=1) / count).sqrt()
     step = max(_STEP * tails.amax().clamp_min(_STEP).item(), rounding) / _TRANSLATION
     shape = _likeliest_shape(logs, is_there, spread.clamp_min(step))
@@ -81,20 +81,21 @@ def fit_weibull(tails: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor, T
 
 def _likeliest_shape(logs: Tensor, is_there: Tensor, spread: Tensor) -> Tensor:
     """(C,) shapes k at which the likelihood's slope, Σ x^k log x / Σ x^k − 1/k − mean log x, is 0.
-    It ascends and has one root, which lies within a factor of about √size of 1/spread: found by
-    bisection of log k."""
+    The slope ascends with k and has one root, which lies within a factor of about √size of
+    1/spread. It is found by bisection of log k."""
     largest = logs.amax(dim=1)
-    average = logs.sum(dim=1) / is_there.sum(dim=1)
+    mean_log = logs.sum(dim=1) / is_there.sum(dim=1)
     middle = spread.reciprocal().log()
     low = middle - 7.0
     high = middle + 7.0
     for _ in range(64):
         middle = (low + high) / 2
         weights = _powers(logs, largest, is_there, middle.exp())
-        weighted = (weights * logs).sum(dim=1) / weights.sum(dim=1)
-        is_below = weighted - (-middle).exp() - average < 0
-        low = torch.where(is_below, middle, low)
-        high = torch.where(is_below, high, middle)
+        weighted_mean_log = (weights * logs).sum(dim=1) / weights.sum(dim=1)
+        slope = weighted_mean_log - (-middle).exp() - mean_log
+        # As the slope ascends, a negative one lies below the root.
+        low = torch.where(slope < 0, middle, low)
+        high = torch.where(slope < 0, high, middle)
     return middle.exp()
 
 

@@ -143,7 +143,7 @@ def compare_scored(first: ScoredRows, second: ScoredRows) -> Compared:
 def _common_rows(
     first: ScoredRows, second: ScoredRows
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of the rows that both files have, the places in the first file, and those in the second."""
+    """The places, in the first file and in the second, of the rows that both have."""
     places_in_second = second.places()
     in_first: list[int] = []
     in_second: list[int] = []

@@ -51,7 +51,7 @@ class Fitted(NamedTuple):
     guard: Guard
     training: Loader
     calibrating: Loader
-    """Of the same rows, if a part of the data of the fit was held out."""
+    """Reads the same rows as `training`, if a part of the data of the fit was held out."""
     cautions: list[str]
     """What to know before the guard is trusted, a sentence each."""
 
@@ -472,7 +472,7 @@ class Loader:
         self.engine = engine
         self.labels = labels
         self.label_maps: LabelMaps | None = None
-        """Of the images, for a model that predicts maps."""
+        """The label maps of the images, for a model that predicts maps."""
         self.num_given = 0
         self.errors: list[str] = []
         if isinstance(rows, FeatureRows):

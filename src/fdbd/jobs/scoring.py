@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fdbd.jobs.ray import Workers
 
 Preparation = Union[Preprocess, TextTokenizer]
-"""From an image or a text to what the model takes."""
+"""Turns an image or a text into what the model takes."""
 PART_ROWS = 1024
 """Images or texts of a part of the output: what a kill loses at most."""
 FEATURE_PART_ROWS = 65_536
@@ -123,7 +123,7 @@ class Summary(NamedTuple):
 
     @property
     def rows_per_second(self) -> float:
-        """Of the rows that this run scored."""
+        """Rows that this run scored, per second."""
         return self.computed / self.seconds if self.seconds else 0.0
 
     @property
@@ -281,7 +281,7 @@ class Scoring:
 
     @property
     def preparation(self) -> Preparation | None:
-        """From a row to what the model takes; None for features."""
+        """Turns a row into what the model takes; None for features."""
         if isinstance(self.rows, TextRows):
             return self.tokenizer
         return self.opened.preprocess

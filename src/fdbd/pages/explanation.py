@@ -46,8 +46,8 @@ class SampleExplanation(NamedTuple):
     others: int
     """Boundaries that are farther away and not listed."""
     members: list[dict[str, Any]]
-    """Of an ensemble, the one that objects most first: ``name``, ``p_value``, and ``objection``,
-    its share of what speaks against the sample."""
+    """The members of an ensemble, the one that objects most first: ``name``, ``p_value``, and
+    ``objection``, its share of what speaks against the sample."""
     calibration: NDArray[Any]
     """(n,) calibration scores."""
 

@@ -256,8 +256,8 @@ def labelled_grey(images: NDArray[np.uint8], labels: NDArray[Any]) -> Labelled:
 
 
 def from_torchvision(path: Path, split: str, entry: DatasetInfo, download: bool = False) -> Images:
-    """From the folder that holds `path`, by torchvision, which knows the official addresses and
-    hashes."""
+    """Images that torchvision reads, or downloads, in the folder that holds `path`; it knows the
+    official addresses and hashes."""
     make = getattr(require("torchvision", "vision").datasets, str(entry.torchvision))
     # SVHN's class has names and an order of axes of its own.
     is_svhn = entry.name == "svhn"

@@ -129,8 +129,11 @@ def register_dataset(
             or RuntimeError of it becomes a DatasetUnavailable that ends in `how`.
         counts: how many images each split has, such as ``{"train": 50_000, "test": 10_000}``.
         title: for people; the name by default.
-        num_classes, classes: how many classes labels count, and their names.
-        licence, home, how: a note, where the dataset is described, and how to get it.
+        num_classes: the number of classes; by default the length of `classes`.
+        classes: their names, in the order of the labels.
+        licence: a note on the licence.
+        home: the address of the page that describes the dataset.
+        how: a sentence on how to get the data.
         image_size: such as ``"32×32"``.
         preprocess: the `Preprocess` preset that its usual models take.
 

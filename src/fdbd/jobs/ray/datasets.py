@@ -209,8 +209,8 @@ def _read_and_do(reader: Reader, work: Callable[[Items], Any], table: Any) -> An
 
 
 class Reader:
-    """From rows of a table to a `Batch` of features or a tensor of model inputs; arguments are
-    those of `fit`."""
+    """Turns rows of a table into a `Batch` of features or a tensor of model inputs; its arguments
+    are those of `fit`."""
 
     def __init__(
         self,

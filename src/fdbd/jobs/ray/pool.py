@@ -202,7 +202,7 @@ class Shared(NamedTuple):
 
 
 class _HeldWork:
-    """In a process of the cluster: the latest work with its guard, which the next piece is likely
+    """The latest work of a process of the cluster, with its guard, which the next piece is likely
     to need again. It is dropped after `IDLE_SECONDS` without work."""
 
     def __init__(self) -> None:
