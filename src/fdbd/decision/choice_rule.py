@@ -46,6 +46,7 @@ POOL = (
     "ash-b+energy",
     "optfs",
     "kpca",
+    "react(90)+vim",
 )
 """Detectors that need no labels. A number in brackets is a percentile, of a shaping or of DICE."""
 

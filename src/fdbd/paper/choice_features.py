@@ -54,7 +54,7 @@ class StudyNetwork:
     """One network of the study, with all that is asked of it."""
 
     title: str
-    #: "development", "test", "new" or "unseen", as choosing.toml explains
+    #: "development", "test", "new", "unseen" or "fresh", as choosing.toml explains
     group: str
     #: names of its near OOD sets; the others are far
     near: tuple[str, ...]
