@@ -191,6 +191,23 @@ def test_what_cannot_be_answered_is_refused_with_a_reason(image_client, feature_
     assert image_client.get("/decide").status_code == 405
 
 
+def test_a_form_made_to_be_read_slowly_ends_with_the_time_of_its_request(images) -> None:
+    # Ends of parts that are none: the parser looks at each byte of them.
+    form = b'--x\r\ncontent-disposition: form-data; name="a"; filename="a.png"\r\n\r\n'
+    form += b"\r\n--x-" * 4_000_000
+    settings = Settings(timeout=0.5, max_body=len(form))
+    app = app_of(images, settings)
+    with client_of(app) as client:
+        kind = {"content-type": "multipart/form-data; boundary=x"}
+        answer = client.post("/decide", content=form, headers=kind)
+        assert answer.status_code == 504
+        assert app.process.decoder.longest_running < 2 * settings.timeout
+        deadline = time.monotonic() + settings.timeout
+        while app.process.decoder.longest_running and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not app.process.decoder.longest_running
+
+
 def test_a_body_without_a_stated_length_is_cut_off_at_the_limit(image_client) -> None:
     answer = image_client.post("/decide", content=(b"x" * 1000 for _ in range(200)))
     assert answer.status_code == 413
@@ -425,6 +442,16 @@ def test_the_page_itself_and_allowed_hosts_are_answered(features) -> None:
     with client_of(app_of(features, Settings(allowed_hosts=("guard.example",)))) as client:
         assert client.get("/status", headers={"host": "guard.example"}).status_code == 200
         assert client.get("/status", headers={"host": "other.example"}).status_code == 421
+
+
+def test_a_tensor_with_data_in_json_and_in_bytes_is_refused(feature_client) -> None:
+    data = np.zeros(WIDTH, "<f4").tobytes()
+    head = tensor(data=[1.0] * WIDTH, parameters={"binary_data_size": len(data)})
+    header = json.dumps({"inputs": [head]}).encode()
+    length = {"inference-header-content-length": str(len(header))}
+    answer = feature_client.post("/v2/models/guard/infer", content=header + data, headers=length)
+    assert answer.status_code == 400
+    assert "send one of them" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("kind", ["UINT8", "INT32", "INT64", "FP16", "FP64", "BOOL", "BYTES"])

@@ -23,6 +23,8 @@ LINGER_SECONDS = 2.0
 SMALL_BODY = 65_536
 """Largest size in bytes of a body that holds neither an image nor a tensor."""
 _MAX_PARTS = 16
+_PIECE_OF_FORM = 65_536
+"""Bytes of a form that are read until the clock is looked at again."""
 
 
 @dataclass(eq=False)
@@ -104,18 +106,22 @@ def _too_large(limit: int) -> HTTPException:
     return HTTPException(413, f"the body is larger than the limit of {limit:,} bytes")
 
 
-def file_of_form(body: bytes, content_type: str, memory: MemoryShare) -> bytes:
-    """The first file of a multipart body. ValueError says what is wrong with it."""
+def file_of_form(body: bytes, content_type: str, asked: Asked) -> bytes:
+    """The first file of a multipart body. ValueError says what is wrong with it; TimeoutError once
+    the deadline has passed: bytes that look like the end of a part are read one by one."""
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
     if not boundary:
         raise ValueError("the multipart body cannot be read: its content type names no boundary")
     # The file is copied out of the body.
-    memory.take(len(body))
+    asked.memory.take(len(body))
     form = _Form()
     parser = MultipartParser(boundary, form.callbacks())  # type: ignore[arg-type]
     try:
-        parser.write(body)
+        for start in range(0, len(body), _PIECE_OF_FORM):
+            if asked.deadline.remaining == 0:
+                raise TimeoutError
+            parser.write(body[start : start + _PIECE_OF_FORM])
         parser.finalize()
     except (MultipartParseError, ValueError) as error:
         raise ValueError(f"the multipart body cannot be read: {error}") from None

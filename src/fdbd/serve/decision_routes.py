@@ -30,6 +30,9 @@ MOST_EXPLAINED = 64
 """Rows of one request that are explained."""
 _ASIDE_FROM = 65_536
 """Bytes from which on a body is parsed outside the event loop."""
+_LARGE_FORM = 1_000_000
+"""Bytes from which on a form is read in the thread for large inputs, so that small images do not
+wait for it."""
 _IMAGE_TYPES = ("application/octet-stream", "application/x-www-form-urlencoded", "")
 """Beside image/…: what programs send that name no type; the second is curl's for --data-binary."""
 
@@ -149,11 +152,12 @@ class DecisionRoutes:
         asked = asked_of(request.scope)
         content_type = request.headers["content-type"]
         if len(body) <= _ASIDE_FROM:
-            return checked(file_of_form, body, content_type, asked.memory)  # type: ignore[no-any-return]
+            return checked(file_of_form, body, content_type, asked)  # type: ignore[no-any-return]
+        run = self._process.decoder.run
+        if len(body) > _LARGE_FORM:
+            run = self._process.decoder.run_large
         try:
-            file: bytes = await self._process.decoder.run(
-                asked, file_of_form, body, content_type, asked.memory
-            )
+            file: bytes = await run(asked, file_of_form, body, content_type, asked)
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         return file

@@ -282,6 +282,7 @@ def _tensor(tensor: dict[str, Any], tail: bytes, backend: Backend) -> NDArray[np
         values = _tensor_from_list(tensor.get("data"), count, len(expected))
     else:
         values = _tensor_from_bytes(tail, stated, count)
+        _refuse_data_beside_bytes(tensor)
     return values.reshape(shape)
 
 
@@ -306,6 +307,7 @@ def _texts(tensor: dict[str, Any], tail: bytes, backend: Backend) -> list[str]:
     stated = _parameter(tensor, "binary_data_size")
     if stated is not None:
         texts = _texts_from_bytes(tail, stated)
+        _refuse_data_beside_bytes(tensor)
     elif tail:
         raise ValueError("the body has bytes after its JSON, but no tensor is binary")
     else:
@@ -313,6 +315,11 @@ def _texts(tensor: dict[str, Any], tail: bytes, backend: Backend) -> list[str]:
     if len(texts) != shape[0]:
         raise ValueError(f"data hold {len(texts)} texts, the shape needs {shape[0]}")
     return texts
+
+
+def _refuse_data_beside_bytes(tensor: dict[str, Any]) -> None:
+    if tensor.get("data") is not None:
+        raise ValueError("the tensor has data in JSON and a binary_data_size: send one of them")
 
 
 def _texts_from_list(data: object) -> list[str]:
