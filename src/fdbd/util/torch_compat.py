@@ -66,11 +66,13 @@ def autocasts() -> bool:
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
     """Operations keep the dtype of their arguments, whatever autocast surrounds them."""
+    if not autocasts():
+        yield
+        return
     with contextlib.ExitStack() as without:
-        if autocasts():
-            for device in _AUTOCAST_DEVICES:
-                if torch.is_autocast_enabled(device):
-                    without.enter_context(torch.autocast(device, enabled=False))
+        for device in _AUTOCAST_DEVICES:
+            if torch.is_autocast_enabled(device):
+                without.enter_context(torch.autocast(device, enabled=False))
         yield
 
 
@@ -78,7 +80,9 @@ def full_precision() -> Iterator[None]:
 def undisturbed() -> Iterator[None]:
     """The arithmetic of a fit: no autocast, and new tensors in the CPU's memory whatever the
     default device is."""
-    with full_precision(), contextlib.ExitStack() as at_home:
-        if torch.get_default_device().type != "cpu":
-            at_home.enter_context(torch.device("cpu"))
+    if torch.get_default_device().type == "cpu" and not autocasts():
+        # The usual case. A fit enters this several times, and entering the others takes longer.
+        yield
+        return
+    with full_precision(), torch.device("cpu"):
         yield
