@@ -31,8 +31,9 @@ FIXED = ("fdbd", "energy", "msp", "knn", "vim", "react(95)+energy")
 """Fixed choices that the rule is compared with."""
 START = Path(__file__).with_name("choosing_start.md")
 PROTOCOL_WORDS = Path(__file__).with_name("choosing_protocol.md")
+HISTORY = Path(__file__).with_name("choosing_history.md")
 END = Path(__file__).with_name("choosing_end.md")
-"""What the page says before and after the numbers."""
+"""What the page says beside the numbers."""
 FRESH = "fresh"
 """Networks that were scored once, after the library's rule had been locked."""
 GROUPS = ("development", "test", "new", "unseen", FRESH)
@@ -416,11 +417,7 @@ def report(networks: Sequence[StudyScores], missing: Sequence[str], protocol: Pr
         ),
         *_results(everything, fixed),
         PROTOCOL_WORDS.read_text(encoding="utf-8").format(
-            candidates=len(protocol.candidates),
-            first=len(TRIED) + 1,
-            second=len(LATER) + 1,
-            third=THIRD_TRIED,
-            fourth=len(LAST),
+            candidates=len(protocol.candidates), **_numbers_tried()
         ),
         END.read_text(encoding="utf-8"),
         *_history(groups),
@@ -429,6 +426,16 @@ def report(networks: Sequence[StudyScores], missing: Sequence[str], protocol: Pr
         *_what_was_run(networks, missing),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _numbers_tried() -> dict[str, int]:
+    """How many rules were tried before each of the four was locked."""
+    return {
+        "first": len(TRIED) + 1,
+        "second": len(LATER) + 1,
+        "third": THIRD_TRIED,
+        "fourth": len(LAST),
+    }
 
 
 def _fixed_choices(networks: Networks, development: Networks) -> list[str]:
@@ -505,7 +512,8 @@ def _history(groups: dict[str, Networks]) -> list[str]:
             row.append(f"{regrets.mean():.2f} ({regrets.max():.2f})")
         rows.append(row)
     titles = [f"{group} ({len(groups[group])})" for group in present]
-    lines = ["## How the rule came about", "", _history_words(), ""]
+    words = HISTORY.read_text(encoding="utf-8").format(**_numbers_tried())
+    lines = ["## How the rule came about", "", words]
     lines += ["Mean regret, and in brackets the worst, by group of networks (and how many):", ""]
     return [*lines, *_table(["", *titles], rows), ""]
 
@@ -548,30 +556,6 @@ def _what_was_run(networks: Sequence[StudyScores], missing: Sequence[str]) -> li
     if missing:
         lines += ["", "Not run:", "", *(f"- {line}" for line in missing)]
     return lines
-
-
-def _history_words() -> str:
-    return (
-        "1. The study began with the median over the kinds, from an earlier study on 14 networks. "
-        f"{len(TRIED) + 1} rules were tried on the development networks, and one was locked: the "
-        "trimmed mean, β = 0.5, 17 detectors. On the test networks it missed the targets.\n"
-        f"2. {len(LATER) + 1} further rules were tried on the development networks alone: nearer "
-        "kinds (classes taken away from the fit and from the head, images upside down), newer "
-        "detectors, smaller β. The second rule has β = 0.3 and OptFS in the pool. On the networks "
-        'of the group "new", unseen until then, it missed the targets, too.\n'
-        "3. The third rule is the second one with kernel PCA (kpca) in the pool, one of "
-        f"{THIRD_TRIED} variants. It was chosen by four networks (ResNet-20, the compact ResNet, the small "
-        "transformer, MobileNetV2), on all of which earlier rules had been scored. On the networks "
-        'of the group "unseen", which were scored for the first time then, its mean regret missed '
-        "the target, and its worst regret kept it.\n"
-        f"4. With all these results known, {len(LAST)} rules were compared on all networks: other "
-        "detectors in the pool, other averages, kinds and β. The fourth rule is the third one with "
-        "ViM after clipped activations, react(90)+vim, in the pool. Bounds on the largest weight, "
-        "p-values with an extrapolated tail, normal scores in place of their logarithms, and the "
-        "log-odds of AUROCs were looked at beside them; they changed less than the intervals. The "
-        "library follows this rule.\n"
-        'The networks of the group "fresh" were scored once, after that.'
-    )
 
 
 def _rows_in_order(
