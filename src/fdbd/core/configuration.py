@@ -6,10 +6,8 @@ from __future__ import annotations
 import inspect
 import operator
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import cache
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
 import torch
@@ -258,16 +256,14 @@ def require_name(module: nn.Module) -> None:
             )
 
 
-@cache
-def parameters_of(kind: type[Configured]) -> Mapping[str, inspect.Parameter]:
+def parameters_of(kind: type[Configured]) -> dict[str, inspect.Parameter]:
     """Parameters of a class's constructor by name, without *args and **kwargs: nn.Module's are
     never used."""
     named = {}
     for parameter in inspect.signature(kind).parameters.values():
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             named[parameter.name] = parameter
-    # Read-only, since all callers get the same.
-    return MappingProxyType(named)
+    return named
 
 
 def expect(name: str, value: T, is_right: bool, what: str) -> T:
