@@ -304,7 +304,7 @@ class _Passes:
         self._batch_size = config.batch_size
 
     def batch_size(self) -> int:
-        """The config's, or the one that a short trial found best."""
+        """The batch size of the config, or the one that a short trial found best."""
         if self._batch_size is None:
             shape = self.preprocess.shape
             self._batch_size = choose_batch_size(self.classifier, shape, self.most_images)

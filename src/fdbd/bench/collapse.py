@@ -13,9 +13,9 @@ from fdbd.fitting.statistics import ClassMoments
 
 
 def collapse_ratio(train: FeatureSet, moments: ClassMoments | None = None) -> float | None:
-    """Variance of the training features within classes over that between them; from the samples at
-    hand, or from the moments of the full training set. None without labels, and for fewer than two
-    classes or one sample per class."""
+    """Variance of the training features within classes, divided by that between classes; from the
+    samples at hand, or from the moments of the full training set. None without labels, and for
+    fewer than two classes or one sample per class."""
     if moments is not None:
         return _of_moments(moments)
     if train.labels is None:

@@ -274,7 +274,7 @@ def _checked_detectors(
     specs = [detectors] if isinstance(detectors, str) else detectors
     if not specs:
         raise ValueError("'detectors' is empty, expected names, or tables of a name and options")
-    # What runs code is looked at when the user has said that it may.
+    # Detectors whose import runs code are checked later, once the user has allowed it.
     detectors_from([spec for spec in specs if not names_code(spec)])
     return tuple(specs)
 
@@ -289,7 +289,7 @@ def _checked_seeds(entries: Entries) -> tuple[int, ...]:
 
 
 def _check_tuning(entries: Entries) -> None:
-    """ValueError if a grid is of no detector, or has an option that the detector lacks."""
+    """ValueError if a grid names an unknown detector, or an option that the detector lacks."""
     for name, grid in entries.tune.items():
         if not grid or not all(grid.values()):
             raise ValueError(f"'tune.{name}' is empty, expected options with lists of values")

@@ -82,7 +82,7 @@ def deviation_profile(benchmark: Benchmark, levels: int = LEVELS) -> dict[str, A
     """Average boundary distance by deviation level, ID against OOD: why the paper divides one by
     the other.
 
-    Samples are grouped by ‖z − μ‖ at quantiles in which ID and OOD have the same weight; of each
+    Samples are grouped by ‖z − μ‖ at quantiles in which ID and OOD have the same weight; for each
     group the mean and the standard deviation of avgDistDB are kept. Each OOD set also has two
     AUROCs of avgDistDB: over all pairs of an ID and an OOD sample, and over the pairs of the same
     level only.
@@ -157,9 +157,9 @@ def sample_standings(benchmark: Benchmark) -> dict[str, Any]:
     """A few samples with their boundary distances and their place among the fDBD scores of the ID
     set.
 
-    Of the ID set they are those at the 2nd, 50th and 98th percentile of the score; of each OOD set
-    those at the 5th, 50th and 95th, of which the last looks like ID. Distances are divided by
-    ‖z − μ‖, so that their mean over all boundaries is the score.
+    The samples of the ID set are those at the 2nd, 50th and 98th percentile of the score. Those of
+    each OOD set are at the 5th, 50th and 95th percentile; the last of them looks like ID. Distances
+    are divided by ‖z − μ‖, so that their mean over all boundaries is the score.
 
     Returns:
         ``low``, ``high``, ``counts`` (the ID score histogram) and ``sets``, the ID set first:

@@ -31,7 +31,7 @@ class Measure(NamedTuple):
     needs_shifted: bool = False
     """It takes scores of covariate-shifted ID sets."""
     of_id_alone: bool = False
-    """No OOD set plays a part."""
+    """It does not depend on an OOD set."""
 
 
 MEASURES = {

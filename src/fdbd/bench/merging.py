@@ -79,7 +79,7 @@ def _merged_setting(runs: Sequence[Results]) -> Setting:
 
 
 def _distinct(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Each text of some lists once, in the order in which they came."""
+    """Every text that occurs in some lists, once, in the order of first occurrence."""
     found: list[str] = []
     for texts in lists:
         found.extend(texts)

@@ -18,14 +18,14 @@ PREFIX = "openood:"
 LISTS = "benchmark_imglist"
 IMAGE_FOLDERS = ("images_classic", "images_largescale")
 DEFAULT_NETWORK = "resnet50"
-"""That of the protocol that has several networks."""
+"""The network of the protocol that has several."""
 
 
 class Missing(NamedTuple):
     """A file that a protocol needs and that is not there."""
 
     file: str
-    """As OpenOOD calls it."""
+    """The file's name in OpenOOD."""
     folder: str
     """Where it belongs, below a folder that FDBD_DATA names."""
     source: str

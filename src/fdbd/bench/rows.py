@@ -96,12 +96,12 @@ class Setting:
             are available individually; None: all.
         test, ood: name and size of the ID set; size of each OOD set.
         shifted: size of each covariate-shifted ID set.
-        accuracy: of the classifier on the ID set, a fraction.
+        accuracy: the classifier's accuracy on the ID set, a fraction.
         forward: time of the network's forward pass, measured with the rest.
         samples: a key of each set's samples; sets with the same key hold the same samples in the
             same order.
-        correct: of each ID sample, whether the classifier is right; None without labels.
-        collapse: variance within classes over variance between them, of the training features.
+        correct: whether the classifier is right on each ID sample; None without labels.
+        collapse: variance of the training features within classes, divided by that between classes.
         runs: how many results were merged; 1: none.
         published: what others have published for exactly this benchmark.
 
@@ -194,7 +194,7 @@ class Row:
 
     Attributes:
         name: the detector, with the options that are not at their default.
-        fit_seconds: of a fit after a trial fit, so that no compiler is in it.
+        fit_seconds: time of a fit after a trial fit, so that it does not include compilation.
         evaluations, ood_scores: by OOD set.
         latencies: of the score stage, one per batch size.
         id_scores, ood_scores: empty in results read from a file that does not hold them.
@@ -349,7 +349,7 @@ class Row:
         if scores is None:
             return row
         shifted = scores.get("shifted", {})
-        # What can be computed from the scores is.
+        # Measures are computed from the scores, not read from the file.
         return replace(
             row,
             measured={},

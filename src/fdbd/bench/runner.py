@@ -393,7 +393,7 @@ class Benchmark:
         )
 
     def correct_predictions(self) -> Tensor | None:
-        """(N,) whether the classifier is right, of each ID sample; None without labels."""
+        """(N,) whether the classifier is right on each ID sample; None without labels."""
         if self.test.labels is None:
             return None
         predicted = []

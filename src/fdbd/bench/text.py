@@ -203,7 +203,7 @@ def share_text(share: float) -> str:
 
 
 def _microseconds(timing: Latency) -> str:
-    """Microseconds, with the reach of the interval to its farther side."""
+    """Microseconds, with the larger distance from the median to an end of its interval."""
     text = number_text(timing.median * 1e6)
     reach = max(timing.high - timing.median, timing.median - timing.low)
     if not math.isfinite(reach):

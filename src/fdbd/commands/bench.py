@@ -273,7 +273,7 @@ def _announce(benchmark: Benchmark) -> None:
 
 
 def _share(benchmark: Benchmark, folder: Path, number: int, count: int) -> None:
-    """Write the features for others; of several runs, each in a folder of its own."""
+    """Write the features for others; each of several runs goes to a folder of its own."""
     from fdbd.bench.sharing import share
 
     target = folder if count == 1 else folder / f"run{number}"

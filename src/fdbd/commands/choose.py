@@ -121,7 +121,7 @@ def _show_kinds(advice: Advice) -> None:
     rows = []
     for kind, number in advice.choice.per_kind.items():
         found = [(100 * member.aurocs[kind][0], member.name) for member in _by_weight(advice)]
-        # Of equals the weightier is named.
+        # Detectors come by weight, so that of equals the one with the larger weight is named.
         best = max(found, key=lambda pair: pair[0])
         worst = sorted(found, key=lambda pair: -pair[0])[-1]
         rows.append([kind, str(number), f"{best[0]:.1f} {best[1]}", f"{worst[0]:.1f} {worst[1]}"])

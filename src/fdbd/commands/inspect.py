@@ -10,7 +10,7 @@ from fdbd.commands import options
 from fdbd.commands.options import answer
 
 OF_THE_THRESHOLD = ("count", "kind", "num_classes", "per_class", "promise", "target")
-"""What a guard keeps of its calibration and the chapter on the threshold says, too."""
+"""Entries of a guard's calibration that the chapter on the threshold shows as well."""
 FLOAT64 = 8
 """Bytes of a score in a graph."""
 
@@ -34,7 +34,7 @@ def inspect(guard: Path = options.GUARD, as_json: bool = options.JSON) -> None:
 
 
 def _is_repeated(title: str, name: str) -> bool:
-    """Whether a line would say once more what the threshold's chapter says."""
+    """Whether a line would repeat the threshold's chapter."""
     return title == "Calibration" and name in OF_THE_THRESHOLD
 
 
@@ -173,7 +173,7 @@ def _in_words(value: Any) -> str:
 
 
 def _named(name: str, value: Any) -> str:
-    """A field of a field; more below it stand in brackets."""
+    """A name and its value; a value with parts of its own stands in brackets."""
     words = _in_words(value)
     if isinstance(value, (dict, list)):
         words = f"({words})"

@@ -76,7 +76,7 @@ def _list(names: list[str], scale: str, as_json: bool) -> None:
 
 
 def _print(records: list[dict[str, Any]]) -> None:
-    """One line per experiment; of a single one also each statement."""
+    """One line per experiment; for a single one also each statement."""
     console = Console(highlight=False)
     for record in records:
         took = f"({record['seconds']:.0f} s)"

@@ -63,8 +63,8 @@ class Grid(NamedTuple):
 
 
 def nearest_pixels(size: int, wanted: int, device: torch.device) -> Tensor:
-    """(wanted,) the pixels, of `size` in a line, that hold the centres of as many equal parts: the
-    nearest ones in a line of another length.
+    """(wanted,) indices of pixels in a line of `size`: if the line is divided into `wanted` equal
+    parts, those that hold the centres of the parts.
 
     >>> nearest_pixels(2, 4, torch.device("cpu"))
     tensor([0, 0, 1, 1])

@@ -93,7 +93,7 @@ def _check_tiff(file: IO[bytes]) -> None:
         if tag.number in _TILE_TAGS:
             tile_tags.append(tag.number)
     if len(set(tile_tags)) < len(tile_tags):
-        # Which of them counts depends on who reads it.
+        # Readers differ in which of the two they take.
         raise HeaderError("it states the size of its tiles twice")
 
 
@@ -106,7 +106,7 @@ def check_exif(content: bytes) -> None:
 
 
 def check_exif_text(profile: str) -> None:
-    """The same of EXIF data as ImageMagick writes them into a text of a PNG: three lines, then
+    """As `check_exif`, for EXIF data that ImageMagick wrote into a text of a PNG: three lines, then
     hexadecimal digits."""
     if len(profile) > 3 * MOST_EXIF:
         raise HeaderError(f"its EXIF data have {len(profile):,} characters")
@@ -126,7 +126,7 @@ def _tags_of_few_numbers(file: IO[bytes], size: int) -> Iterator[_Tag]:
 
 
 def _read_to_the_end(tags: Iterator[_Tag]) -> None:
-    """It is known at the end alone that the values are not too large."""
+    """Read all tags, since their values are known to be small enough only at the end."""
     collections.deque(tags, maxlen=0)
 
 
@@ -147,7 +147,8 @@ def _tags(file: IO[bytes], size: int) -> Iterator[_Tag]:
         for tag in _entries(file, directory, form):
             length = tag.values * _width(tag.kind)
             if length > form.offset.size:
-                # Of a value that goes on beyond the end, what there is may be read all the same.
+                # If a value goes on beyond the end of the file, the part before it may still be
+                # read.
                 total += min(length, max(0, size - tag.value))
             if total > size + MOST_OVERLAP:
                 raise HeaderError(f"the values of its tags are larger than its {size:,} bytes")
@@ -157,7 +158,7 @@ def _tags(file: IO[bytes], size: int) -> Iterator[_Tag]:
 
 
 def _width(kind: int) -> int:
-    """Bytes of one value of a type; 0 for types that there are not."""
+    """Bytes of one value of a type; 0 for an unknown type."""
     if kind in _BYTE_TYPES:
         return 1
     return _NUMBER_SIZES.get(kind, 0)

@@ -182,7 +182,8 @@ def upright_size(image: Image) -> tuple[int, int]:
 
 
 def _orientation(image: Image) -> int:
-    """What EXIF says of how to turn an image upright, 1 to 8; 1, not at all, if it says nothing."""
+    """The orientation of an image by its EXIF data, 1 to 8; 1, which is upright, if they do not
+    say."""
     # Malformed EXIF says nothing about the pixels, which are whole.
     with contextlib.suppress(Exception):
         check_exif(image.info.get("exif", b""))

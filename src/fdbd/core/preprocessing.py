@@ -388,7 +388,8 @@ def _expect_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def _nearest(size: int, wanted: int) -> NDArray[np.int64]:
-    """(wanted,) the nearest pixels of a line of `size` in one of another length."""
+    """(wanted,) indices of pixels in a line of `size`: those that hold the centres of `wanted`
+    equal parts of the line."""
     centres = (np.arange(wanted) + 0.5) * size / wanted
     return np.minimum(centres.astype(np.int64), size - 1)
 

@@ -82,7 +82,7 @@ def _by_threads(
 
 
 class DecodersCannotStart(RuntimeError):
-    """No process that decodes images starts on this machine: nothing is known of the images."""
+    """No decoding process starts on this machine, which says nothing about the images."""
 
 
 class _Processes(Executor):
@@ -151,7 +151,7 @@ class _DecodingProcesses:
 
     @contextlib.contextmanager
     def _started(self, count: int) -> Generator[Executor, None, None]:
-        """Processes that have all answered, so that a later crash can only be a picture's.
+        """Processes that have all answered, so that a later crash can only come from a picture.
         DecodersCannotStart if one of them does not."""
         arguments = (self._pixels, self._preprocess)
         with _Processes(count, decoder_process.start, arguments) as pool:

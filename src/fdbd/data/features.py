@@ -28,8 +28,8 @@ from fdbd.util.files import check_unchanged, readable, stamp, stamp_key
 
 CHUNK_ROWS = 8192
 """Rows that are read and scored at once."""
-# How many more numbers a Parquet row group, which is read as a whole, may hold than rows of the
-# right width would.
+# A Parquet row group is read as a whole. It may hold so many numbers more than its rows would have
+# if they were of the right width.
 SPARE_VALUES = 1 << 26
 # A Parquet file is taken for damaged if its footer claims more than FREE_ROWS + MAX_ROWS_PER_BYTE ·
 # bytes rows: null rows take almost no space, so that a small file may well hold millions.
@@ -99,7 +99,7 @@ class RowBatch(NamedTuple):
 
 
 class Widths(NamedTuple):
-    """Numbers in each row that suits a head."""
+    """How many numbers a row has if it suits a head."""
 
     features: int
     logits: int

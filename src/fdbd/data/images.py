@@ -48,7 +48,7 @@ class ImageFiles(Sequence[Pixels]):
     """(N, 4) size, time of writing, inode and time of change of each file when it was watched, see
     `watch`."""
     machine: str = ""
-    """Where they were watched: another machine knows a file by an inode of its own."""
+    """The machine on which they were watched: another one knows a file by an inode of its own."""
 
     def __post_init__(self) -> None:
         self.names = list(map(str, self.names))
@@ -81,7 +81,8 @@ class ImageFiles(Sequence[Pixels]):
         return image if self.size is None else centre_square(image, self.size)
 
     def draft(self, index: int, least_side: int) -> Picture:
-        """One image as a draft whose sides are at least so long, see `decode_draft`."""
+        """One image as a draft whose sides have at least `least_side` pixels, see
+        `decode_draft`."""
         name = self.names[index]
         picture = decode_draft(os.path.join(self.folder, name), least_side, name=name)
         if self._has_changed(index):
@@ -191,8 +192,8 @@ class Images:
 
     @property
     def key(self) -> str:
-        """Changes when an image is added, removed, rewritten or replaced; of files, only size and
-        time are read."""
+        """Changes when an image is added, removed, rewritten or replaced. Only size and time of a
+        file are read."""
         return self.images.key() if isinstance(self.images, ImageFiles) else self.content_key
 
     @cached_property
@@ -343,7 +344,7 @@ def describe_skipped(skipped: Mapping[str, int]) -> str:
 
 
 class Drafts(Sequence[Picture]):
-    """Image files as drafts whose sides are at least so long."""
+    """Image files as drafts whose sides have at least `least_side` pixels."""
 
     def __init__(self, files: ImageFiles, least_side: int) -> None:
         self.files = files

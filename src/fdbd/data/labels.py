@@ -28,8 +28,8 @@ def class_order(names: Sequence[str]) -> list[str]:
 
 
 def classes_by_folder(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64] | None]:
-    """Classes of files, and labels (N,), by the first folder of each path; neither if a file
-    lies in no folder.
+    """Classes of files, and labels (N,), by the first folder of each path; no classes and None if a
+    file lies in no folder.
 
     >>> classes_by_folder(["dog/1.png", "cat/x/2.png"])
     (('cat', 'dog'), array([1, 0]))
@@ -74,7 +74,7 @@ MANY_PER_CLASS = 20
 
 
 class Agreement:
-    """How often labels and predictions agree, with the first that do not.
+    """How often labels and predictions agree, with the first pairs that do not.
 
     >>> import torch
     >>> agreement = Agreement(10)
@@ -88,7 +88,7 @@ class Agreement:
         self.count = 0
         self.right = 0
         self.mismatches: list[tuple[int, int]] = []
-        """Label and prediction of the first that differ."""
+        """The first pairs of a label and another prediction."""
         self.per_class: Counter[int] = Counter()
         """The number of labels of each class that were compared."""
         self.all_labels: Counter[int] = Counter()

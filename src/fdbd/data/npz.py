@@ -16,9 +16,9 @@ from fdbd.core.pixels import MAX_PIXELS
 from fdbd.util.archive import check_compression
 from fdbd.util.files import check_unchanged, readable, stamp
 
-# Of an array that is read as a whole: 250,000 classes × 4,096 features in float32.
+# The largest array that is read as a whole: 250,000 classes × 4,096 features in float32.
 MAX_WHOLE_BYTES = 4 << 30
-# What a member of an NPZ file says of its array stands in its first bytes; numpy writes about 128.
+# A member of an NPZ file starts with the description of its array; numpy writes about 128 bytes.
 _MAX_HEADER_BYTES = 1 << 16
 # The most bytes that one byte of a deflated stream can stand for.
 _DEFLATE = 1032

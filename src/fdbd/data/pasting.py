@@ -1,5 +1,5 @@
-"""Objects pasted into photographs, with exact masks: truth for every pixel where no one has
-labelled any."""
+"""Objects pasted into photographs, with exact masks: the truth for every pixel, without labelling
+by hand."""
 
 from __future__ import annotations
 

@@ -84,7 +84,8 @@ def text_kinds(
         texts: in-distribution texts that neither the network nor the fit has seen.
         count: how many of each kind; texts are used again if there are fewer.
         seed: of everything that is drawn.
-        language: the two letters of the texts' own language, which the other languages leave out.
+        language: the texts' own language as two letters, such as "en"; it is not among the other
+            languages.
 
     >>> kinds = text_kinds(["book a table for two"], count=3)
     >>> {name: len(made) for name, made in kinds.items()}

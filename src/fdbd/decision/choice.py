@@ -126,7 +126,7 @@ class Auto:
         return isinstance(model, nn.Module) or self.kinds is not None
 
     def specs(self, can_be_weighed: bool) -> tuple[str, ...]:
-        """Names of the pool; without pseudo-OOD samples, of the equal ensemble."""
+        """Names of the pool; those of the equal ensemble if there are no pseudo-OOD samples."""
         if self.pool is not None:
             names = tuple(self.pool)
         elif can_be_weighed:
@@ -145,9 +145,8 @@ class Auto:
 class Pool(Ensemble):
     """The detectors of the pool as one, which is fitted and never scores.
 
-    A member that cannot be fitted to these data is left out, since the others can: of one feature
-    there is no residual, of features that are all zero no neighbours. The first has to be fitted.
-    """
+    A member that cannot be fitted to these data is left out: a single feature has no residual, and
+    features that are all zero have no neighbours. Only the first has to be fitted."""
 
     def __init__(self, names: Sequence[str], num_samples: int | None = None) -> None:
         super().__init__([make_member(name, num_samples) for name in names], "fisher")

@@ -28,7 +28,7 @@ class Seen(NamedTuple):
     inputs: Any
     """What the network was given: a tensor, a dict of tensors, or None for features."""
     hashes: Tensor
-    """(N,) of the samples."""
+    """(N,) hashes of the samples."""
 
 
 class HeldOut:

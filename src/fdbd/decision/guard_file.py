@@ -45,7 +45,7 @@ class OpenedGuard(NamedTuple):
     """None: the guard takes features."""
     class_names: tuple[str, ...]
     sha256: str = ""
-    """Of the file's content: identifies the guard."""
+    """SHA-256 of the file's content, which identifies the guard."""
 
     @property
     def tokenizer(self) -> TextTokenizer | None:

@@ -80,7 +80,7 @@ class InputRange(NamedTuple):
 
 
 def _mean(values: Tensor) -> float:
-    """About the mean of a tensor, without what is not finite; NaN if nothing is left."""
+    """The approximate mean of a tensor's finite numbers; NaN if there are none."""
     if values.numel() > _READ_WHOLE:
         values = values.reshape(-1)
         values = values[:: len(values) // _SAMPLED]

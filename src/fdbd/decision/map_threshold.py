@@ -27,7 +27,7 @@ LOW_SHARE = 0.05
 """An image's score is the score that this share of its pixels stays below: a few odd pixels are
 noise, a region is not. It does not depend on the calibration, so its p-value is valid."""
 _ONE_IN = 20
-"""One position in so many is LOW_SHARE of them."""
+"""LOW_SHARE as a ratio: one position in this many."""
 
 
 def image_scores(scores: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class PixelShares:
         self._image_scores += other._image_scores
 
     def image_scores(self) -> Tensor:
-        """(n,) of the calibration images."""
+        """(n,) scores of the calibration images."""
         if not self._image_scores:
             return torch.empty(0)
         return torch.cat(self._image_scores)

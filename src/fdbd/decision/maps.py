@@ -75,8 +75,8 @@ class MapDecision(NamedTuple):
 
     def upsample(self, size: tuple[int, int]) -> PixelAnswers:
         """Labels, scores and verdicts at another resolution (h, w), such as the images': those of
-        the nearest position. Verdicts between positions would be new ones, which nothing
-        promises."""
+        the nearest position. Nothing is interpolated, since the promise is about the positions
+        alone."""
         if not isinstance(size, Sequence) or len(size) != 2 or min(size) < 1:
             raise ValueError(f"size is {size}, expected (height, width) of at least one pixel")
         height, width = size

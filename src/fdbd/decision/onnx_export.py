@@ -285,7 +285,7 @@ class Graph(nn.Module):
         is_of_images = len(self.example) == 1 and images.ndim == 4 and images.is_floating_point()
         if self.outputs != MAP_OUTPUTS or not is_of_images:
             return None
-        # Sides stay multiples of 32, which some networks need; and a square becomes none.
+        # Sides stay multiples of 32, which some networks need, and a square is not one any more.
         height, width = images.shape[2:]
         larger = (height + 32, width + 64)
         resized = nn.functional.interpolate(images.float(), larger).to(images.dtype)
@@ -364,7 +364,7 @@ def _check_detector(guard: Guard) -> None:
 
 
 def _check_network(guard: Guard, example: Inputs | Batch) -> None:
-    """An error if the network runs in a precision that a graph has not."""
+    """An error if the network runs in a precision that graphs do not have."""
     classifier = None if isinstance(example, Batch) else guard.classifier
     if classifier is not None and classifier.autocast is not None:
         raise ValueError(

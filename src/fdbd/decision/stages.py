@@ -59,7 +59,7 @@ class TrainingBatch(NamedTuple):
     batch: Batch
     """What the detector learns from."""
     hashes: Tensor
-    """(N,) of the samples, by which `Guard.calibrate` knows them again."""
+    """(N,) hashes of the samples, by which `Guard.calibrate` knows them again."""
     inputs: InputRange | None
     """The range of the model's inputs."""
     are_maps: bool = False
@@ -75,7 +75,7 @@ class CalibrationScores(NamedTuple):
     labels: Tensor | None
     """(N,) given classes."""
     hashes: Tensor
-    """(N,) of the samples, by which those of the fit are known again."""
+    """(N,) hashes of the samples, by which those of the fit are known again."""
 
 
 class CalibrationMaps(NamedTuple):
@@ -88,7 +88,7 @@ class CalibrationMaps(NamedTuple):
     labels: Tensor | None
     """(K,) given classes there."""
     hashes: Tensor
-    """(N,) of the images, by which those of the fit are known again."""
+    """(N,) hashes of the images, by which those of the fit are known again."""
 
 
 class ScoredRest(NamedTuple):

@@ -148,9 +148,10 @@ def stress_files(
 
     Args:
         opened: a guard with its model, calibrated.
-        data: in-distribution images, as in `open_images`, best none that the threshold was set on.
+        data: in-distribution images, as in `open_images`, preferably none that the threshold was
+            set on.
         count: images of each kind, and of each corruption at each severity.
-        clean: images that are scored as they are, at most.
+        clean: the largest number of images that are scored as they are.
         batch_size: images that the model sees at once.
         progress: show a bar when it takes more than two seconds.
         corruptions: names of the corruptions to try.
@@ -239,7 +240,7 @@ def _kinds(
     trial: _Trial, pictures: Pixels, labels: torch.Tensor, count: int, seed: int
 ) -> Iterator[Stressed]:
     for name in KINDS:
-        # One kind at a time, of the same images each: fewer are in memory.
+        # One kind at a time, each made of the same images, so that fewer are in memory.
         images = torch.from_numpy(pictures).permute(0, 3, 1, 2).float()
         black = torch.zeros(1, 3, 1, 1)
         made = make_kinds(images, count, [name], limits=(black, black + 255), seed=seed)[name]

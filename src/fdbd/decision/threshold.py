@@ -451,7 +451,7 @@ class Threshold(nn.Module):
         self, scores: Tensor, predicted: Tensor | None, or_equal: bool
     ) -> tuple[Tensor, Tensor]:
         """How many calibration scores (of the predicted class) are below each score (or equal), and
-        of how many."""
+        how many there are."""
         scores = torch.where(scores < torch.inf, scores, -torch.inf)
         if not self.per_class and not torch.compiler.is_compiling():
             common = torch.promote_types(scores.dtype, self.runs.dtype)

@@ -55,7 +55,7 @@ class GROOD(Banked):
         "GROOD: GRadient-Aware Out-of-Distribution Detection", "ElAraby et al.", "TMLR", 2025
     )
     needs = Needs(labels=True, passes=2)
-    #: of the classes with training samples
+    #: mean features of the classes with training samples
     class_means: Annotated[Tensor, "S P"]
     #: the prototype o
     outlier: Annotated[Tensor, "P"]

@@ -76,7 +76,7 @@ class NAC(Detector):
     needs = Needs(logits=True, passes=1)
     #: upper ends of all bins but the last
     edges: Annotated[Tensor, "E"]
-    #: of each bin of each neuron, from 0 to 1
+    #: coverage of each bin of each neuron, from 0 to 1
     coverage: Annotated[Tensor, "P B"]
 
     def __init__(

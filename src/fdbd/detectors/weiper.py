@@ -111,7 +111,7 @@ class WeiPer(Detector):
         )
 
     def _perturbed_logits(self, batch: Batch) -> Tensor:
-        """(N, copies·C)."""
+        """(N, copies·C) logits under all copies of the head."""
         features = batch.features.to(self.perturbed_weight.dtype)
         return F.linear(features, self.perturbed_weight, self.perturbed_bias)
 

@@ -103,8 +103,8 @@ def fit_by(
     sum_up: Callable[[Together], Together], detector: Learner, head: Head, dtype: torch.dtype
 ) -> None:
     """Fit a detector on data, of this dtype, that only `sum_up` can reach. It is called once per
-    pass with empty statistics and returns those of all training data: of each shard by
-    `add_batches`, merged."""
+    pass with empty statistics, and returns them summed over all training data: `add_batches` sums
+    each shard, and the shards are merged."""
     survive_forks()
     device = head.weight.device
     try:

@@ -18,7 +18,7 @@ from fdbd.geometry import squared_distances
 def kmeans(count: int, width: int, iterations: int) -> Generator[Any, Any, Tensor]:
     """(M, P) float64 centres of M = `count` clusters of features (N, P): a part of a detector's
     `passes`, to be used as ``centers = yield from kmeans(...)``. One pass draws a sample to start
-    from, then each iteration is one."""
+    from, and each iteration takes another pass."""
     sample = yield RandomSample(max(2048, 32 * count))
     centers = initial_centers(sample.rows, count)
     for _ in range(iterations):

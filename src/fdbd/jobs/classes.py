@@ -82,7 +82,7 @@ def _known_names(class_names: Sequence[str], fit: Matched | None) -> dict[str, i
     """The class index of each name of the model and of the fit."""
     known: dict[str, int] = {}
     for index, name in enumerate(class_names):
-        # Of two classes with one name, as ImageNet has, the first is meant.
+        # If two classes have the same name, as in ImageNet, the first is meant.
         known.setdefault(name, index)
     if fit is not None:
         known.update(fit.names)

@@ -50,7 +50,7 @@ class Compared:
     by_second: int
     neither: int
     same_label: Proportion
-    """Share of the rows with the same predicted class, of those that both could read."""
+    """Share with the same predicted class, among the rows that both could read."""
     difference: float
     """Alarm rate of the second minus that of the first, a fraction."""
     difference_low: float

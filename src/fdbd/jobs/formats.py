@@ -1,4 +1,4 @@
-"""Parquet and CSV as formats of scores: how a part is written, read back, and put behind others.
+"""Parquet and CSV as formats of scores: how a part is written, read back, and joined to others.
 
 In CSV, text that a spreadsheet would take for a formula has an apostrophe before it.
 """

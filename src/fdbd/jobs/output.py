@@ -26,10 +26,11 @@ from fdbd.jobs.formats import Csv, Facts, Format, Parquet
 from fdbd.util.files import beside, check_place, lock, read_json, remove_drafts, write_json
 
 PATIENCE_SECONDS = 10.0
-"""How long a run waits for another to release the output: the workers of a killed one take a moment
+"""How long a run waits for another to release the output: the workers of a killed run take a moment
 to notice."""
 _FINISHED = {"finished": True}
-"""The description of parts whose output is there already, while they are removed."""
+"""Stands in place of the parts' description while they are removed, when their output is there
+already."""
 
 
 @dataclass

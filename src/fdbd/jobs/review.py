@@ -242,7 +242,7 @@ def costs(
     found = []
     ordered = np.sort(id_scores)
     for alpha in alphas:
-        # The conformal threshold: of new ID samples, flagged / (n + 1) are at or below it.
+        # The conformal threshold: a share flagged / (n + 1) of new ID samples is at or below it.
         flagged = int(alpha * (len(ordered) + 1))
         if not flagged:
             # Too few samples for this rate.

@@ -175,8 +175,8 @@ def score_files(
             `Decision.discoveries` finds them.
         text: the column of the texts, for a model of texts.
         keep: columns of the input to carry through to the output, such as ids.
-        masks: of a guard that decides on maps, a folder for the mask of each image, see
-            `MaskFolder`.
+        masks: for a guard that decides on maps, the folder to which the mask of each image is
+            written, see `MaskFolder`.
     """
     refuse_overlap(out, [guard, data, checkpoint, model])
     rows = open_rows(data, split, text)

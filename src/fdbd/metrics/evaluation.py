@@ -75,7 +75,7 @@ class Evaluation:
 
     @property
     def fpr95(self) -> Estimate:
-        """`fpr`, when `tpr` is 0.95."""
+        """`fpr`, if `tpr` is 0.95."""
         if self.tpr != 0.95:
             raise AttributeError(f"this evaluation is at tpr={self.tpr:g}, not 0.95: read .fpr")
         return self.fpr

@@ -40,7 +40,7 @@ class Detections(NamedTuple):
     """(D, C) what it gave, with the background or "no object"."""
 
     def chosen(self, which: Tensor) -> Detections:
-        """Those of a mask (D,) or of indices."""
+        """The detections that a mask (D,) or indices select."""
         return Detections._make(part[which] for part in self)
 
 

@@ -202,7 +202,7 @@ class Classifier(nn.Module):
         with torch.inference_mode(False), torch.enable_grad():
             given = _move(inputs, device_of(self.model))
             if isinstance(given, Tensor) and given.is_floating_point():
-                # Where all parameters are frozen, the input starts the graph.
+                # If all parameters are frozen, the graph starts at the input.
                 given = given.detach().clone().requires_grad_()
             calls: list[Call] = []
             output = self._run_uncompiled(given, calls)
@@ -456,7 +456,7 @@ class _SwitchedModel:
 
 _MODE_LOCK = threading.Lock()
 _SWITCHED: dict[int, _SwitchedModel] = {}
-"""By the id of the model."""
+"""The training models by their ids."""
 
 
 @contextlib.contextmanager
@@ -659,7 +659,7 @@ def _rows_of_finite_numbers(values: Tensor) -> Tensor:
 
 def sum_in_sight(inputs: Any) -> float | None:
     """The sum of all numbers of a floating-point tensor, which is finite only if each of them is;
-    None for anything else, and where looking at it would mean to wait for a device.
+    None for anything else, and if looking at it would mean waiting for a device.
 
     >>> sum_in_sight(torch.ones(2, 3)), sum_in_sight(torch.tensor([[1.0, torch.nan]]))
     (6.0, nan)

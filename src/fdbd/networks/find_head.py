@@ -99,7 +99,7 @@ class FoundHead:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def logits(self, outputs: Mapping[str, Tensor]) -> Tensor:
-        """(N, C) the head's output, from those of its layers."""
+        """(N, C) the head's output, from the outputs of its layers."""
         parts = [outputs[name] for name in self.layers]
         if len(parts) == 1:
             return parts[0]

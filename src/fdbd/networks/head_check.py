@@ -238,7 +238,8 @@ def _check_linear(call: FirstCall) -> None:
 
 
 def _is_close(a: Tensor, b: Tensor) -> bool:
-    """Equal up to the rounding of their dtype; TensorFloat-32 counts as float32."""
+    """Whether two tensors are equal up to the rounding of their dtype; TensorFloat-32 counts as
+    float32."""
     is_single = {a.dtype, b.dtype} <= {torch.float32, torch.float64}
     tolerance = 1e-3 if is_single else 2e-2
     # Not every device has float64.

@@ -37,7 +37,7 @@ class SampleExplanation(NamedTuple):
     p_value: float
     is_ood: bool
     threshold: float
-    """That of the predicted class, if each has its own."""
+    """The threshold; that of the predicted class, if each class has its own."""
     standing: float
     """Fraction of the calibration scores below the sample's."""
     boundaries: list[dict[str, Any]]

@@ -146,8 +146,8 @@ def _overlay(images: Path, masks: Path, name: str) -> str:
 
 
 def _key(rows: list[dict[str, Any]]) -> str:
-    """Tells pages over different samples apart, so that each keeps a review of its own; the same
-    samples keep theirs when they are scored again."""
+    """A text that differs between pages over different samples, so that each page keeps its own
+    review; if the same samples are scored again, their review stays."""
     names = "\0".join(sorted(row["name"] for row in rows))
     return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:16]
 

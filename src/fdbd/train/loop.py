@@ -219,10 +219,10 @@ class _Run:
         self.epoch_steps = len(data) // config.batch_size
         self.total = self.epoch_steps * config.epochs
         self.last = min(self.total, max_steps) if max_steps else self.total
-        # What the head is fitted on, and what is tested: all, except in a smoke run.
+        # The most images that the head is fitted and tested on: all, except in a smoke run.
         self.image_limit = max_steps * config.batch_size if max_steps else None
 
-        # The state of its progress.
+        # How far the training is.
         self.step = 0
         # The random order of the images in epoch `ordered_epoch`.
         self.order = torch.empty(0)
@@ -500,8 +500,8 @@ class _Run:
             draft.write_bytes(buffer.getbuffer())
 
     def restore(self) -> None:
-        """Go on from the checkpoint, if there is one; another recipe's is an error that names the
-        difference."""
+        """Go on from the checkpoint, if there is one. A checkpoint of another recipe is an error
+        that names the difference."""
         if self.checkpoint is None or not self.checkpoint.exists():
             return
         state: dict[str, Any] = load_plain(self.checkpoint)

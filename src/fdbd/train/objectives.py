@@ -213,8 +213,8 @@ class CSI(Contrastive):
         return contrast + F.cross_entropy(told, turns), accuracy
 
     def _identity(self, labels: Tensor, joint_count: int) -> Tensor:
-        """(M,) a number for each sample of the joint batch that positives share, beside their turn:
-        that of the class, or of the image."""
+        """(M,) a number for each sample of the joint batch: that of its class, or of its image.
+        Positives have the same number and the same turn."""
         copies = self.views * 4
         if self.labelled:
             return gather(labels.repeat(copies))

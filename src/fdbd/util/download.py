@@ -87,7 +87,8 @@ def fetch(
             if found == digest:
                 break
             part.unlink()
-            # Bytes that an earlier attempt left may be wrong: only then can another one help.
+            # Another attempt can help only if this one continued from bytes that may have been
+            # wrong.
             if start == 0 or is_last:
                 raise DownloadError(
                     f"{url} has {algorithm} {found}, expected {digest}; it was not kept"

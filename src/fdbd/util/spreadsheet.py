@@ -19,7 +19,7 @@ def guarded(text: str) -> str:
 
 
 def unguarded(cell: str) -> str:
-    """The text that `guarded` made a cell of.
+    """The text that `guarded` turned into this cell.
 
     >>> unguarded("'=sum.png"), unguarded("''=sum.png"), unguarded("'quoted.png")
     ('=sum.png', "'=sum.png", "'quoted.png")

@@ -72,8 +72,8 @@ def _labels_in_names(images: Images) -> list[int] | None:
 
 
 def from_list(list_file: str | Path, root: str | Path) -> Images:
-    """An OpenOOD image list: lines of ``path label``, with paths below `root`. Labels that all are
-    −1 are none."""
+    """An OpenOOD image list: lines of ``path label``, with paths below `root`. If all labels are
+    −1, there are none."""
     list_file = Path(list_file)
     root = Path(root)
     paths: list[str] = []

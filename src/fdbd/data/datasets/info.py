@@ -125,8 +125,8 @@ def register_dataset(
     Args:
         name: what `load` takes: letters, digits and hyphens. A known name is an error, unless the
             same dataset is registered again, as in a notebook.
-        load: a function of a split's name that returns `fdbd.data.Images`. An OSError, ValueError
-            or RuntimeError of it becomes a DatasetUnavailable that ends in `how`.
+        load: a function of a split's name that returns `fdbd.data.Images`. If it raises an OSError,
+            ValueError or RuntimeError, `load` raises a DatasetUnavailable that ends with `how`.
         counts: how many images each split has, such as ``{"train": 50_000, "test": 10_000}``.
         title: for people; the name by default.
         num_classes: the number of classes; by default the length of `classes`.
@@ -176,8 +176,8 @@ def register_dataset(
 
 
 def _find_entry_points() -> None:
-    """Lets installed packages register their datasets, once. One that fails costs a warning, not
-    the others."""
+    """Lets installed packages register their datasets, once. If one fails, it is left out with a
+    warning."""
     global _found_entry_points
     if _found_entry_points:
         return

@@ -109,7 +109,7 @@ def fit_loaders(
 def _run_loader(
     loader: Loader, workers: Workers, guard: Guard, work: Callable[[Items], Any]
 ) -> Iterator[Any]:
-    # Of each span: how many rows it gave, and why others were left out.
+    # For each span, how many rows it gave, and why others were left out.
     notes: dict[Any, tuple[int, list[str]]] = {}
     for span, (note, result) in workers.run(guard, partial(_read, loader, work), loader.spans):
         notes[span] = note
