@@ -4,6 +4,10 @@ threshold."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +48,61 @@ def records(feature_guard, tmp_path: Path) -> tuple[Path, list[dict]]:
             answers += answer.json()["decisions"]
     log.stop()
     return folder, answers
+
+
+def lines_of(folder: Path) -> list[dict]:
+    found = []
+    for path in sorted(folder.glob("*.jsonl")):
+        found += [json.loads(line) for line in path.read_text().splitlines()]
+    return found
+
+
+def test_records_whose_file_was_removed_go_into_a_new_one(tmp_path: Path) -> None:
+    dropped: list[int] = []
+    log = DecisionLog(tmp_path, 10**9, dropped.append)
+    log.add({"row": 0})
+    deadline = time.monotonic() + 20
+    while not lines_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for path in tmp_path.iterdir():
+        path.unlink()
+
+    log.add({"row": 1})
+    log.stop()
+
+    assert lines_of(tmp_path) == [{"row": 1}]
+    assert not dropped
+
+
+FULL = """
+import resource, sys, time
+from pathlib import Path
+from fdbd.serve.decisions import DecisionLog
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+dropped = []
+log = DecisionLog(Path(sys.argv[1]), 10**9, dropped.append)
+for number in range(25):
+    log.add({"row": number, "text": "x" * 1000})
+    if number == 4:
+        time.sleep(2)
+log.stop()
+print(sum(dropped))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs limits of files")
+def test_records_that_a_full_disk_did_not_take_are_counted_and_none_is_cut_off(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+
+    kept = lines_of(tmp_path)
+    assert [line["row"] for line in kept] == list(range(len(kept)))
+    assert len(kept) >= 5
+    assert len(kept) + int(done.stdout) == 25
 
 
 def test_records_are_rows_by_request_the_lowest_scores_first(records) -> None:

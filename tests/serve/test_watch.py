@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +147,32 @@ def test_an_acknowledgement_at_no_possible_time_hides_no_alarm(tmp_path: Path, m
     (tmp_path / "acknowledged.json").write_text(json.dumps({"time": moment, "note": "seen"}))
     again = watch(tmp_path)
     assert again.view()["alarm"]
+    again.stop()
+
+
+def test_an_alarm_of_before_the_clock_was_set_back_can_be_acknowledged(tmp_path: Path) -> None:
+    drifted(tmp_path)
+    path = tmp_path / "slot-0.json"
+    state = json.loads(path.read_text())
+    state["began"]["time"] += 86_400
+    state["alarm_time"] += 86_400
+    path.write_text(json.dumps(state))
+    again = watch(tmp_path)
+    assert again.view()["alarm"]
+    assert not again.acknowledge("seen")["alarm"]
+    again.stop()
+
+
+def test_an_alarm_of_after_the_clock_was_set_back_is_shown_and_can_be_acknowledged(
+    tmp_path: Path,
+) -> None:
+    half_an_hour_ahead = time.time() + 1800
+    acknowledged = {"time": half_an_hour_ahead, "note": "of before"}
+    (tmp_path / "acknowledged.json").write_text(json.dumps(acknowledged))
+    again = watch(tmp_path)
+    again.count(answers([-1.0] * 60), 0.1)
+    assert again.view()["alarm"]
+    assert not again.acknowledge("seen")["alarm"]
     again.stop()
 
 

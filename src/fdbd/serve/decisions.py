@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from fdbd.util import files
 
@@ -50,7 +52,7 @@ class DecisionLog:
         self._dropped = dropped
         self._held = contextlib.ExitStack()
         self._process = self._claim()
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._waiting: queue.Queue[Record | None] = queue.Queue(QUEUE)
         self._hurry = threading.Event()
         """Set if records must be written before their time."""
@@ -94,31 +96,57 @@ class DecisionLog:
 
     def _write_all(self, records: list[Record]) -> None:
         """Write some records; those that cannot be written are counted as dropped."""
-        written = 0
+        lines = [_line(record) for record in records]
         try:
-            for record in records:
-                self._write_one(record)
-                written += 1
-            if self._file is not None:
-                self._file.flush()
-        except (OSError, ValueError) as error:
+            self._leave_removed_file()
+            while lines:
+                written = self._write_some(lines)
+                del lines[:written]
+        except OSError as error:
             # A full disk, for instance.
             self._close()
-            lost = len(records) - written
-            self._dropped(lost)
-            log.warning("%d decisions could not be recorded: %s", lost, error)
+            self._dropped(len(lines))
+            log.warning("%d decisions could not be recorded: %s", len(lines), error)
             time.sleep(_WAIT_SECONDS)
 
-    def _write_one(self, record: Record) -> None:
-        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-        if self._file is None or self._file.tell() + len(line) > self._file_bytes:
+    def _write_some(self, lines: list[bytes]) -> int:
+        """Write as many lines as the file has room for, at least one, all of them or none. Returns
+        how many."""
+        if self._file is None or self._file.tell() + len(lines[0]) > self._file_bytes:
             self._close()
-            self._file = self._next_file(len(line)).open("ab")
-        self._file.write(line)
+            # Without a buffer, so that what was written is in the file, and what was not is known.
+            self._file = self._next_file(len(lines[0])).open("ab", buffering=0)
+        start = self._file.tell()
+        end = start
+        fitting: list[bytes] = []
+        for line in lines:
+            if fitting and end + len(line) > self._file_bytes:
+                break
+            end += len(line)
+            fitting.append(line)
+        try:
+            _write_whole(self._file, b"".join(fitting))
+        except OSError:
+            # The next record would continue a line that was cut off.
+            with contextlib.suppress(OSError):
+                self._file.truncate(start)
+            raise
+        return len(fitting)
+
+    def _leave_removed_file(self) -> None:
+        """Close a file that somebody has removed, or put another in the place of: what is written
+        to it, nobody could read. Its lock has most likely gone with it."""
+        if self._file is None or _is_at_its_place(self._file):
+            return
+        log.warning("the file of decisions %s was removed, and a new one is begun", self._file.name)
+        self._close()
+        if self._folder.is_dir():
+            self._held.close()
+            self._process = self._claim()
 
     def _close(self) -> None:
         if self._file is not None:
-            # What cannot be written is lost.
+            # Some file systems say here alone that they are full.
             with contextlib.suppress(OSError):
                 self._file.close()
         self._file = None
@@ -167,6 +195,25 @@ class DecisionLog:
             file.seek(content_end - 1)
             if file.read(1) != b"\n":
                 file.write(b"\n")
+
+
+def _line(record: Record) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def _write_whole(file: FileIO, content: bytes) -> None:
+    """A nearly full disk takes a part only, before it raises an error."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _is_at_its_place(file: FileIO) -> bool:
+    """Whether an open file is still the one that its path leads to."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+    except OSError:
+        return False
 
 
 def _size(path: Path) -> int:

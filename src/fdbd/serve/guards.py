@@ -61,18 +61,25 @@ class ServedGuard:
         if self.watch is not None:
             self.watch.count(answers, seconds)
 
-    async def start(self) -> None:
+    async def try_out(self) -> None:
         """Begin to answer, once the guard has decided a full batch: so it is known to work, and how
-        much memory it takes. ValueError if it does not work."""
+        much memory it takes. ValueError if it does not work, or its shadow does not."""
         self.batcher.start()
         await self.batcher.try_model(self._trial_rows(self._size))
         if self.batcher.is_failing:
             await self.stop()
             raise ValueError(f"the guard {self.name!r} fails on a plain batch; the log says why")
+        if self.shadow is not None:
+            try:
+                await self.shadow.try_out()
+            except ValueError:
+                await self.stop()
+                raise
+
+    async def begin_to_watch(self) -> None:
+        """Count from now on, and go on from what an earlier process has saved."""
         if self.watch is not None:
             await asyncio.to_thread(self.watch.start)
-        if self.shadow is not None:
-            await self.shadow.start()
 
     async def stop(self, seconds: float = _STOP_SECONDS) -> None:
         """Answer what was taken and save what was seen."""
@@ -165,10 +172,11 @@ class Guards:
         async with entry.busy:
             old = entry.guard
             guard = await _in_new_thread(entry.load)
+            await guard.try_out()
             if old is not None and old.watch is not None:
                 # Both have the same slot of the monitor's state.
                 await asyncio.to_thread(old.watch.stop)
-            await guard.start()
+            await guard.begin_to_watch()
             entry.guard = guard
             entry.reason = ""
             if old is not None:

@@ -256,7 +256,7 @@ class Watch:
     # ── the alarm
 
     def _alarm(self, snapshot: dict[str, Any]) -> None:
-        self._alarm_time = time.time()
+        self._alarm_time = self._later_than_acknowledged()
         log.warning({"alarm": True, "guard": self._backend.id, **snapshot})
         if self._webhook is not None:
             event = {"event": "fdbd drift alarm", "guard": self._backend.id, **snapshot}
@@ -264,7 +264,7 @@ class Watch:
 
     def acknowledge(self, note: str) -> dict[str, Any]:
         """Somebody has seen the alarm: all processes begin a new test. Returns the view then."""
-        record = {"time": time.time(), "note": note}
+        record = {"time": self._later_than_acknowledged(), "note": note}
         self._store.acknowledge(record)
         self._follow_acknowledgement(record)
         log.warning({"acknowledged": True, "guard": self._backend.id, "note": note})
@@ -275,11 +275,18 @@ class Watch:
         if not _is_past(moment) or moment <= self._acknowledged_time():
             return
         self._acknowledged = record
-        if self._began["time"] < moment:
+        # A test that begins in the future began before the clock was set back.
+        is_older = self._began["time"] < moment or self._began["time"] > time.time()
+        if is_older:
             self._monitor.reset()
             self._alarm_time = None
             note = str(record.get("note", ""))[:200]
             self._began = {"time": moment, "why": f"the alarm was acknowledged: {note}"}
+
+    def _later_than_acknowledged(self) -> float:
+        """The time now; but later than the latest acknowledgement, also if the clock was set back
+        meanwhile."""
+        return max(time.time(), self._acknowledged_time() + 0.001)
 
     def _acknowledged_time(self) -> float:
         moment = self._acknowledged.get("time", 0.0)
