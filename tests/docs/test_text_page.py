@@ -52,6 +52,22 @@ def test_texts_in_python_are_guarded_as_the_page_says(
     assert len(names["decision"].is_ood) == 2
 
 
+def test_a_cosine_head_is_guarded_as_the_page_says() -> None:
+    torch.manual_seed(0)
+    names = {
+        "torch": torch,
+        "encoder": nn.Linear(8, 16),
+        "class_directions": torch.randn(3, 16),
+        "train_loader": [torch.randn(100, 8)],
+        "val_loader": [torch.randn(100, 8)],
+        "images": torch.randn(5, 8),
+    }
+    exec(code_of("heads.md", "Cosine heads"), names)
+    features = names["guard"].classifier(names["images"]).features
+    torch.testing.assert_close(features.norm(dim=1), torch.ones(5))
+    assert len(names["decision"].is_ood) == 5
+
+
 def test_prompts_are_guarded_as_the_page_says() -> None:
     torch.manual_seed(0)
     images = torch.randn(100, 8)

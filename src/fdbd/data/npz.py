@@ -105,8 +105,8 @@ class NpzImages:
         is_rgb = len(array.shape) == 4 and array.shape[3] == 3
         if array.dtype != np.uint8 or not (is_grey or is_rgb):
             raise ValueError(
-                f"{array.path}: x is {array.dtype} {array.shape}, "
-                "expected uint8 (N, height, width, 3)"
+                f"{array.path}: x is {array.dtype} {array.shape}, expected images, uint8 (N, "
+                "height, width, 3); if these are features, name the array 'features'"
             )
         count, height, width = array.shape[:3]
         self.shape = (count, height, width, 3)
