@@ -164,6 +164,20 @@ def test_half_a_surrogate_pair_is_refused(client: TestClient) -> None:
     assert "not valid Unicode" in answer.json()["error"]
 
 
+def test_too_many_texts_are_refused_before_they_are_read(client: TestClient) -> None:
+    # The first of them is cut off, which would be said otherwise.
+    tail = b"\x09\0\0\0a"
+    tensor = {"name": "texts", "datatype": "BYTES", "shape": [LIMITS.queue + 1]}
+    tensor["parameters"] = {"binary_data_size": len(tail)}
+    header = json.dumps({"inputs": [tensor]}).encode()
+    answer = client.post(
+        "/v2/models/guard/infer",
+        content=header + tail,
+        headers={"inference-header-content-length": str(len(header))},
+    )
+    assert answer.status_code == 413
+
+
 def test_images_are_refused_by_their_type(client: TestClient) -> None:
     answer = client.post("/decide", content=b"x", headers={"content-type": "image/png"})
     assert answer.status_code == 415
@@ -182,6 +196,7 @@ def test_images_are_refused_by_their_type(client: TestClient) -> None:
         ({"parameters": {"binary_data_size": 2}}, b"\x01\x00", "end within a text"),
         ({"parameters": {"binary_data_size": 5}}, b"\x01\x00\x00\x00\xff", "is not UTF-8"),
         ({"parameters": {"binary_data_size": 9}}, b"\x01\x00\x00\x00a", "binary_data_size is 9"),
+        ({"parameters": {"binary_data_size": 8}}, b"\0" * 8, "more than 1 texts"),
         ({}, b"more", "no tensor is binary"),
     ],
 )

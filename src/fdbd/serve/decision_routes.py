@@ -178,7 +178,7 @@ class DecisionRoutes:
         json_bytes = checked(inference_protocol.header_of, body, length)
 
         def read(body: bytes, backend: Any) -> inference_protocol.Inference:
-            return inference_protocol.read(body, length, backend)
+            return inference_protocol.read(body, length, backend, self._check_count)
 
         inference = await self._parse(asked, body, read, guard.backend, json_bytes)
         rows: Rows | None = inference.rows

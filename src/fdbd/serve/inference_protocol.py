@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -101,8 +102,18 @@ def header_of(body: bytes, header_length: str | None) -> int:
     return length
 
 
-def read(body: bytes, header_length: str | None, backend: Backend) -> Inference:
-    """A request's body, as JSON or with binary tensors."""
+def read(
+    body: bytes,
+    header_length: str | None,
+    backend: Backend,
+    check_count: Callable[[int], None] = lambda rows: None,
+) -> Inference:
+    """A request's body, as JSON or with binary tensors.
+
+    Args:
+        check_count: called with the number of rows that the request states, before they are read;
+            raises an error if they are too many.
+    """
     length = header_of(body, header_length)
     request = parsed(body[:length])
     if not isinstance(request, dict):
@@ -117,9 +128,9 @@ def read(body: bytes, header_length: str | None, backend: Backend) -> Inference:
     rows = None
     texts: list[str] = []
     if backend.tokenizer is not None:
-        texts = _texts(inputs[0], body[length:], backend)
+        texts = _texts(inputs[0], body[length:], backend, check_count)
     else:
-        rows = _tensor(inputs[0], body[length:], backend)
+        rows = _tensor(inputs[0], body[length:], backend, check_count)
     return Inference(identity, rows, texts, _wanted(request))
 
 
@@ -259,7 +270,9 @@ def _parameter(value: dict[str, Any], name: str, default: object = None) -> Any:
     return parameters.get(name, default)
 
 
-def _tensor(tensor: dict[str, Any], tail: bytes, backend: Backend) -> NDArray[np.float32]:
+def _tensor(
+    tensor: dict[str, Any], tail: bytes, backend: Backend, check_count: Callable[[int], None]
+) -> NDArray[np.float32]:
     name = tensor.get("name")
     kind = tensor.get("datatype")
     shape = tensor.get("shape")
@@ -274,6 +287,7 @@ def _tensor(tensor: dict[str, Any], tail: bytes, backend: Backend) -> NDArray[np
     if not _is_shape(shape, expected):
         raise ValueError(f"the shape is {shape!r:.80}, expected {expected} with at least one row")
     assert isinstance(shape, list)
+    check_count(shape[0])
     count = math.prod(shape)
     stated = _parameter(tensor, "binary_data_size")
     if stated is None:
@@ -286,7 +300,9 @@ def _tensor(tensor: dict[str, Any], tail: bytes, backend: Backend) -> NDArray[np
     return values.reshape(shape)
 
 
-def _texts(tensor: dict[str, Any], tail: bytes, backend: Backend) -> list[str]:
+def _texts(
+    tensor: dict[str, Any], tail: bytes, backend: Backend, check_count: Callable[[int], None]
+) -> list[str]:
     """The texts of a tensor of BYTES: strings in its data, or bytes that each follow their length
     as four bytes, the lowest first."""
     name = tensor.get("name")
@@ -304,9 +320,10 @@ def _texts(tensor: dict[str, Any], tail: bytes, backend: Backend) -> list[str]:
             f"the shape is {shape!r:.80}, expected [N] or [N, 1] with at least one row"
         )
     assert isinstance(shape, list)
+    check_count(shape[0])
     stated = _parameter(tensor, "binary_data_size")
     if stated is not None:
-        texts = _texts_from_bytes(tail, stated)
+        texts = _texts_from_bytes(tail, stated, shape[0])
         _refuse_data_beside_bytes(tensor)
     elif tail:
         raise ValueError("the body has bytes after its JSON, but no tensor is binary")
@@ -336,7 +353,7 @@ def _texts_from_list(data: object) -> list[str]:
     return texts
 
 
-def _texts_from_bytes(tail: bytes, stated: object) -> list[str]:
+def _texts_from_bytes(tail: bytes, stated: object, count: int) -> list[str]:
     if type(stated) is not int or stated != len(tail):
         raise ValueError(
             f"binary_data_size is {stated!r:.20}, and the body has {len(tail)} bytes of data"
@@ -344,6 +361,9 @@ def _texts_from_bytes(tail: bytes, stated: object) -> list[str]:
     texts = []
     place = 0
     while place < len(tail):
+        if len(texts) == count:
+            # There may be millions.
+            raise ValueError(f"data hold more than {count} texts, which the shape needs")
         start = place + 4
         length = int.from_bytes(tail[place:start], "little")
         place = start + length
