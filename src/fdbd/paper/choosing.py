@@ -545,7 +545,7 @@ def _tried(networks: Networks) -> list[str]:
 
 def _what_was_run(networks: Sequence[StudyScores], missing: Sequence[str]) -> list[str]:
     """How the page was made, and of which networks."""
-    titles = ", ".join(scores.title for scores in networks)
+    titles = "; ".join(scores.title for scores in networks)
     lines = [
         "## How this page was made",
         "",
