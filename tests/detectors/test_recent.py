@@ -199,12 +199,17 @@ def test_weiper_moves_each_row_of_the_head_by_its_distance() -> None:
     assert (copies[0] - copies[1]).abs().max() > 0
 
 
-def test_weiper_learns_the_same_from_a_few_samples_at_once(
+def test_weiper_gives_the_same_for_few_samples_and_few_copies_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = scores_of("weiper", copies=4)
+    whole = scores_of("weiper", copies=5)
     monkeypatch.setattr(fdbd.detectors.weiper, "LOGITS_AT_A_TIME", 7 * 4 * CLASSES)
-    np.testing.assert_allclose(scores_of("weiper", copies=4), whole, rtol=1e-12)
+    np.testing.assert_allclose(scores_of("weiper", copies=5), whole, rtol=1e-12)
+    # Two copies, two and one.
+    monkeypatch.setattr(fdbd.detectors.weiper, "_LOGITS_OF_A_SAMPLE", 2 * CLASSES + 1)
+    np.testing.assert_allclose(scores_of("weiper", copies=5), whole, rtol=1e-12)
+    monkeypatch.setattr(fdbd.detectors.weiper, "_LOGITS_OF_A_SAMPLE", 1)
+    np.testing.assert_allclose(scores_of("weiper", copies=5), whole, rtol=1e-12)
 
 
 PEAK_OF_A_FIT = """

@@ -1,5 +1,6 @@
 """WeiPer+KLD: histograms of a sample's features and of its logits under perturbed weights."""
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import torch
@@ -8,7 +9,13 @@ from torch.nn import functional as F
 
 from fdbd.core.linear_algebra import in_blocks
 from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, expect
+from fdbd.detectors.softmax import largest_probability
 from fdbd.fitting.statistics import LOGITS_AT_A_TIME, Range, Sum, Together, Transformed
+from fdbd.util.torch_compat import tracing
+
+_LOGITS_OF_A_SAMPLE = 2048
+"""Perturbed logits of one sample that are computed at once: some copies of the head, so that many
+samples share a product. All copies with few samples would take twice as long."""
 
 
 class WeiPer(Detector):
@@ -85,9 +92,8 @@ class WeiPer(Detector):
 
     def passes(self, head: Head) -> Passes:
         self._perturb(head)
-        # A sample has `copies` times as many logits as the head: a few are looked at at once.
-        rows = max(1, LOGITS_AT_A_TIME // len(self.perturbed_weight))
-        both_ranges = Together([Range(), Range(self._perturbed_logits)])
+        rows = max(1, LOGITS_AT_A_TIME // self._logits_at_once())
+        both_ranges = Together([Range(), Range(self._extreme_logits)])
         ranges = yield Transformed(both_ranges, _unchanged, rows)
         of_features, of_logits = ranges.statistic.parts
         self.set_buffers(feature_range=_widened(of_features), logit_range=_widened(of_logits))
@@ -110,20 +116,46 @@ class WeiPer(Detector):
             perturbed_bias=head.bias.to("cpu", torch.float64).repeat(self.copies),
         )
 
-    def _perturbed_logits(self, batch: Batch) -> Tensor:
-        """(N, copies·C) logits under all copies of the head."""
-        features = batch.features.to(self.perturbed_weight.dtype)
-        return F.linear(features, self.perturbed_weight, self.perturbed_bias)
+    def _logits_at_once(self) -> int:
+        """How many perturbed logits of a sample are computed at once: those of one copy or more."""
+        num_classes = len(self.perturbed_weight) // self.copies
+        copies = max(1, _LOGITS_OF_A_SAMPLE // num_classes)
+        return min(copies, self.copies) * num_classes
+
+    def _perturbed_logits(self, features: Tensor) -> Iterator[Tensor]:
+        """(N, K, C) logits under all copies of the head, K copies at a time."""
+        num_classes = len(self.perturbed_weight) // self.copies
+        # A graph has no loop.
+        size = len(self.perturbed_weight) if tracing() else self._logits_at_once()
+        features = features.to(self.perturbed_weight.dtype)
+        for start in range(0, len(self.perturbed_weight), size):
+            weight = self.perturbed_weight[start : start + size]
+            bias = self.perturbed_bias[start : start + size]
+            yield F.linear(features, weight, bias).unflatten(1, (-1, num_classes))
+
+    def _extreme_logits(self, batch: Batch) -> Tensor:
+        """(G, 2) the smallest and the largest perturbed logit of a batch, by group of copies."""
+        extremes = []
+        for logits in self._perturbed_logits(batch.features):
+            extremes.append(torch.stack(logits.aminmax()))
+        return torch.stack(extremes)
 
     def _both_histograms(self, batch: Batch) -> Tensor:
         """(N, 2, B) histograms of each sample's features and perturbed logits."""
         features = batch.features.to(self.perturbed_weight.dtype)
         of_features = self._histogram(features, self.feature_range)
-        of_logits = self._histogram(self._perturbed_logits(batch), self.logit_range)
+        of_logits = torch.zeros_like(of_features)
+        for logits in self._perturbed_logits(features):
+            of_logits = of_logits + self._counts(logits.flatten(1), self.logit_range)
+        of_logits = of_logits / len(self.perturbed_weight)
         return torch.stack([of_features, of_logits], dim=1)
 
     def _histogram(self, values: Tensor, span: Tensor) -> Tensor:
         """(N, B) shares of a row's values in each bin of the range; those outside are in none."""
+        return self._counts(values, span) / values.shape[1]
+
+    def _counts(self, values: Tensor, span: Tensor) -> Tensor:
+        """(N, B) numbers of a row's values in each bin of the range."""
         position = ((values - span[0]) * (self.bins / (span[1] - span[0]))).floor()
         # One place more at either end takes what lies outside.
         places = (position + 1).clamp(0, self.bins + 1)
@@ -131,16 +163,21 @@ class WeiPer(Detector):
         places = torch.where(places.isnan(), 0, places).to(torch.int64)
         counts = values.new_zeros(values.shape[0], self.bins + 2)
         counts = counts.scatter_add(1, places, torch.ones_like(values))
-        return counts[:, 1:-1] / values.shape[1]
+        return counts[:, 1:-1]
 
     def formula(self, batch: Batch) -> Tensor:
-        width = self.perturbed_weight.shape[0] + batch.features.shape[1]
+        width = self._logits_at_once() + batch.features.shape[1]
         return in_blocks(self._score, batch.features, 2 * width)
 
     def _score(self, features: Tensor) -> Tensor:
-        logits = F.linear(features, self.perturbed_weight, self.perturbed_bias)
-        by_copy = logits.unflatten(1, (self.copies, -1)).softmax(dim=2)
-        confidence = by_copy.amax(dim=2).mean(dim=1)
+        confidence = features.new_zeros(features.shape[0])
+        counts = features.new_zeros(features.shape[0], self.bins)
+        for logits in self._perturbed_logits(features):
+            _, copies, num_classes = logits.shape
+            probability = largest_probability(logits.reshape(-1, num_classes))
+            confidence = confidence + probability.reshape(-1, copies).sum(dim=1)
+            counts = counts + self._counts(logits.flatten(1), self.logit_range)
+        confidence = confidence / self.copies
         of_features = _divergence(
             self._histogram(features, self.feature_range),
             self.mean_of_features,
@@ -148,7 +185,7 @@ class WeiPer(Detector):
             self._FLOOR_OF_FEATURES,
         )
         of_logits = _divergence(
-            self._histogram(logits, self.logit_range),
+            counts / len(self.perturbed_weight),
             self.mean_of_logits,
             self.smoothing_logits,
             self._FLOOR_OF_LOGITS,
