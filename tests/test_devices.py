@@ -293,3 +293,36 @@ def test_a_score_on_an_accelerator_never_waits_for_a_number(name: str) -> None:
     scores = there.score(queries.to("meta"))
     assert scores.device.type == "meta"
     assert scores.shape == (16,)
+
+
+class HostTensors(TorchDispatchMode):
+    """Notes the operations that are given a tensor in the CPU's memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given_to: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in pytree.tree_leaves((args, kwargs or {})):
+            if isinstance(value, Tensor) and value.is_cpu:
+                self.given_to.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+@pytest.mark.parametrize("name", ["fdbd", "energy", "mds", "vim", "knn", "react+fdbd"])
+def test_a_guard_on_an_accelerator_reads_no_number_and_copies_none(
+    name: str, per_class: bool
+) -> None:
+    guard = fdbd.Guard(make_model(), name).fit([data(200, 1)])
+    guard.calibrate([data(200, 2)], tpr=0.9, per_class=per_class)
+    guard.to("meta")
+    images = torch.empty(7, 3, 2, 2, device="meta")
+    # Whatever reads a number, and would make the host wait for a GPU, is an error here.
+    decision = guard(images)
+    assert decision.logits.shape == (7, 4)
+    assert all(part.device.type == "meta" for part in decision)
+    # A copy from the host to the device is no error, so that it is looked for.
+    with torch.no_grad(), HostTensors() as seen:
+        guard(images)
+    assert seen.given_to == []

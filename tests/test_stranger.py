@@ -64,9 +64,8 @@ def test_from_an_empty_home_to_a_guard_in_production(tmp_path: Path) -> None:
         wheel,
         folder=home,
     )
-    code = (  # -I: as below, nothing of this process's Python is inherited
-        "import fdbd; print(fdbd.__file__)"
-    )
+    code = "import fdbd; print(fdbd.__file__)"
+    # -I: as below, nothing of this process's Python is inherited.
     where = subprocess.run(
         [str(python), "-I", "-c", code], capture_output=True, text=True, check=True, cwd=home
     ).stdout

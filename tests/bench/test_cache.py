@@ -133,10 +133,9 @@ def test_features_and_labels_are_the_networks(cache: FeatureCache) -> None:
     batches = list(found.batches(30))
     assert [len(batch.features) for batch in batches] == [30, 30, 30, 10]
     assert torch.equal(torch.cat([batch.features for batch in batches]), found.features)
-    assert (
-        torch.cat([b.labels for b in batches if b.labels is not None]).tolist()
-        == images.labels.tolist()
-    )  # type: ignore[union-attr]
+    labels = [batch.labels for batch in batches if batch.labels is not None]
+    assert images.labels is not None
+    assert torch.cat(labels).tolist() == images.labels.tolist()
 
 
 def test_the_second_time_nothing_is_computed(cache: FeatureCache) -> None:
@@ -397,28 +396,30 @@ def test_damaged_shards_of_an_unfinished_entry_are_computed_again(cache: Feature
 def test_any_other_damage_is_survived(cache: FeatureCache, damage: str) -> None:
     images = pictures()
     cache.features(Network(), images, PREPROCESS)
-    (array,), (manifest,), (about,) = (
-        entry_files(cache, pattern) for pattern in ("features-*.npy", "manifest.json", "about.json")
-    )
+    [array] = entry_files(cache, "features-*.npy")
+    [manifest] = entry_files(cache, "manifest.json")
+    [about] = entry_files(cache, "about.json")
     if damage == "manifest":
         manifest.write_text('{"arrays": ')
     elif damage == "no array":
         array.unlink()
     elif damage == "cut array":
         array.write_bytes(array.read_bytes()[:300])
-    elif damage == "short array":  # a valid file, with fewer rows than the manifest has
+    elif damage == "short array":
+        # A valid file, with fewer rows than the manifest has.
         np.save(array, np.load(array)[:50])
     else:
         about.unlink()
     network = Network()
     check(cache.features(network, images, PREPROCESS), images, network)
-    assert network.num_images == (0 if damage == "about" else 100)
+    has_to_run_again = damage != "about"
+    assert network.num_images == 100 * has_to_run_again
     assert cache.list()[0].is_complete
     # Nothing is left behind.
     assert len(entry_files(cache, "*.npy")) == 1
 
 
-# Files that are no images.
+# Files that are not images.
 
 
 def write_folder(folder: Path, count: int = 20) -> Images:
@@ -482,8 +483,12 @@ def test_a_damaged_shard_that_decodes_otherwise_now_is_written_anew_with_those_b
     cache: FeatureCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_folder(tmp_path / "set", 40)
+
+    def run_out_of_memory(self: Preprocess, pixels: object) -> None:
+        raise MemoryError
+
     with monkeypatch.context() as patch:
-        patch.setattr(Preprocess, "fit", lambda self, pixels: (_ for _ in ()).throw(MemoryError))
+        patch.setattr(Preprocess, "fit", run_out_of_memory)
         with pytest.raises(ValueError, match="none of the 40"):
             cache.features(Network(), from_folder(tmp_path / "set"), PREPROCESS)
     (manifest,) = entry_files(cache, "manifest.json")

@@ -136,9 +136,11 @@ def test_the_log_scale_keeps_certain_predictions_apart() -> None:
 def test_shapings_before_fdbd_follow_its_paper(name: str, percentile: float) -> None:
     detector = fdbd.create(name)
     assert detector.shaping.percentile == percentile
-    assert detector.mean == ("shaped" if name.endswith("fdbd") else "of_shaped")
     assert fdbd.create(name, percentile=70).shaping.percentile == 70
-    if name.endswith("fdbd"):
+    if not name.endswith("fdbd"):
+        assert detector.mean == "of_shaped"
+    else:
+        assert detector.mean == "shaped"
         assert fdbd.create(name, mean="of_shaped").mean == "of_shaped"
         guard = fdbd.Guard(HEAD, "fdbd", shaping=name.split("+")[0])
         assert guard.detector.shaping.percentile == percentile

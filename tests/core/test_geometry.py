@@ -327,7 +327,8 @@ def test_duplicated_classes_share_a_region_or_have_none():
     features = random_features(60, 4)
     alone = geometry.exact_distances(features, Head(head.weight[:4], head.bias[:4]))
     # A twin: the same region.
-    head.weight[4], head.bias[4] = head.weight[2], head.bias[2]
+    head.weight[4] = head.weight[2]
+    head.bias[4] = head.bias[2]
     both = geometry.exact_distances(features, head)
     predicted = head(features).argmax(dim=1)
     # Rounding may let either of the two win.

@@ -47,6 +47,10 @@ def big_tiff(entries: Sequence[Entry], rest: bytes = b"") -> bytes:
 
 def grey(width: int, height: int, strips: int = 1, place: int = 8) -> list[Entry]:
     """Tags of a grey image whose strips, one behind the other, all have the same pixels."""
+    # The bytes of each strip: a number, or for several the place of their numbers.
+    bytes_of_strips = place
+    if strips == 1:
+        bytes_of_strips = width * height
     return [
         (256, LONG, 1, width),
         (257, LONG, 1, height),
@@ -56,7 +60,7 @@ def grey(width: int, height: int, strips: int = 1, place: int = 8) -> list[Entry
         (273, LONG, strips, place),
         (277, SHORT, 1, 1),
         (278, LONG, 1, max(1, height // strips)),
-        (279, LONG, strips, width * height if strips == 1 else place),
+        (279, LONG, strips, bytes_of_strips),
     ]
 
 

@@ -76,7 +76,9 @@ def test_odin_step_agrees_with_finite_differences(classifier: Classifier, images
 def test_odin_step_agrees_with_pytorch_ood(classifier: Classifier, images: Tensor) -> None:
     odin = pytest.importorskip("pytorch_ood.detector.odin")
     for options in [{}, {"temperature": 1.0}, {"std": STD}]:
-        theirs = {"norm_std" if name == "std" else name: value for name, value in options.items()}
+        theirs = dict(options)
+        if "std" in theirs:
+            theirs["norm_std"] = theirs.pop("std")
         expected = odin.odin_preprocessing(classifier.model, images, eps=0.0014, **theirs)
         torch.testing.assert_close(
             InputPerturbation(0.0014, **options)(images, classifier), expected

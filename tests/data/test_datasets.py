@@ -764,14 +764,11 @@ def test_mnist_and_fashion_mnist_are_read_from_their_packages(
     np.testing.assert_array_equal(images[:, 2:30, 2:30, 0], pixels)
     assert found is not None
     assert found.tolist() == labels.tolist()
-    rows = [[label] * 784 for label in range(5)]
-    clothes = {
-        f"src/clothes/{label}.json": json.dumps(
-            {"data": [[], *([v % 256 for v in r] for r in rows)]}
-        )
-        for label in range(10)
-    }
-    npm_tarball(tmp_path / "fashion.tgz", {name: text.encode() for name, text in clothes.items()})
+    # An empty row comes first, as in one file of the package.
+    rows = [[]] + [[number] * 784 for number in range(5)]
+    content = json.dumps({"data": rows}).encode()
+    clothes = {f"src/clothes/{label}.json": content for label in range(10)}
+    npm_tarball(tmp_path / "fashion.tgz", clothes)
     images, found = formats.fashion_from_npm(tmp_path / "fashion.tgz", "test")
     assert images.shape == (20, 32, 32, 3)
     assert found is not None
@@ -893,7 +890,8 @@ class Server:
                 self.end_headers()
                 data = outer.content[start:]
                 if outer.break_after is not None:
-                    data, outer.break_after = data[: outer.break_after], None
+                    data = data[: outer.break_after]
+                    outer.break_after = None
                     self.close_connection = True
                 self.wfile.write(data)
 

@@ -128,7 +128,10 @@ class Awkward(Sequence):
     def __getitem__(self, row: int) -> np.ndarray:
         if row == 2:
             raise MemoryError
-        return np.full((1, 3_000_000, 3) if row == 1 else (4, 4, 3), row, np.uint8)
+        shape = (4, 4, 3)
+        if row == 1:
+            shape = (1, 3_000_000, 3)
+        return np.full(shape, row, np.uint8)
 
 
 def test_an_image_that_resizing_would_blow_up_is_a_failure_and_costs_no_other_row() -> None:
@@ -215,6 +218,8 @@ def is_alive(process: int) -> bool:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("field", ["mean", "std", "scale"])
 def test_a_preprocessing_of_numbers_that_are_not_finite_is_refused(field: str, bad: float) -> None:
-    values = {field: bad if field == "scale" else (0.5, bad, 0.5)}
+    values = {field: (0.5, bad, 0.5)}
+    if field == "scale":
+        values = {field: bad}
     with pytest.raises(ValueError, match="expected finite numbers"):
         Preprocess(8, **values)

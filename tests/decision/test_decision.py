@@ -125,7 +125,9 @@ def test_discoveries_are_those_of_the_definition(q: float) -> None:
 def test_the_false_discovery_rate_is_kept_on_exchangeable_data() -> None:
     """A share of 0.8 of the samples is in-distribution; 400 draws of calibration and test data."""
     generator = torch.Generator().manual_seed(1)
-    q, wrong, power = 0.2, [], []
+    q = 0.2
+    wrong = []
+    power = []
     for _ in range(400):
         threshold = Threshold.conformal(torch.randn(500, generator=generator), alpha=0.1)
         scores = torch.randn(100, generator=generator)

@@ -155,7 +155,8 @@ def test_false_alarms_are_at_most_alpha_by_enumeration(n: int, alpha: float) -> 
 
 def test_false_alarms_are_at_most_alpha_with_ties_and_by_class() -> None:
     generator = torch.Generator().manual_seed(0)
-    alarms, by_class = [], []
+    alarms = []
+    by_class = []
     for _ in range(100):
         scores = torch.randn(241, generator=generator).mul(2).round()
         labels = torch.arange(241) % 3
@@ -469,7 +470,9 @@ class Scorer(nn.Module):
 
 def awkward_logits(n: int = 40) -> Tensor:
     logits = torch.randn(n, 3, generator=torch.Generator().manual_seed(1)) * 2
-    logits[0], logits[1], logits[2] = -INF, INF, NAN
+    logits[0] = -INF
+    logits[1] = INF
+    logits[2] = NAN
     return logits
 
 

@@ -36,7 +36,8 @@ def test_the_level_holds_under_the_shift_that_the_ratios_describe() -> None:
     new = torch.rand(trials, generator=generator).sqrt()
     flagged = plain = 0
     for known, x in zip(covariates, new):
-        calibration, score = -known, -x[None]
+        calibration = -known
+        score = -x[None]
         found = weighted_p_values(calibration, 2 * known, score, 2 * x[None])
         flagged += int(found <= alpha)
         plain += int(fdbd.Threshold.conformal(calibration, alpha).p_values(score) <= alpha)

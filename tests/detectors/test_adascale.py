@@ -39,6 +39,11 @@ def oodness_by_definition(
     return weight * shifts + math.fsum(max(moved[j], 0.0) for j in order[:level])
 
 
+def oodness_of_rows(batch: Batch) -> list[float]:
+    rows = zip(batch.features.tolist(), batch.perturbed.tolist())
+    return [oodness_by_definition(z, moved, 2, 4, 3.0) for z, moved in rows]
+
+
 def test_the_score_follows_the_formulas() -> None:
     model = make_model()
     train = make_images(700)
@@ -49,17 +54,12 @@ def test_the_score_follows_the_formulas() -> None:
     for variant in ("activation", "logit"):
         guard = Guard(model, Shaped(AdaSCALE(**settings, variant=variant), Energy())).fit([train])
         shaping = guard.detector.shaping
-        known, new = (shaping.observe(x, classifier) for x in (train, images))
-        values = [
-            [
-                oodness_by_definition(z, m, 2, 4, 3.0)
-                for z, m in zip(b.features.tolist(), b.perturbed.tolist())
-            ]
-            for b in (known, new)
-        ]
+        known = shaping.observe(train, classifier)
+        new = shaping.observe(images, classifier)
+        known_oodness = oodness_of_rows(known)
         expected = []
-        for z, q in zip(new.features.tolist(), values[1]):
-            share = sum(value <= q for value in values[0]) / len(values[0])
+        for z, q in zip(new.features.tolist(), oodness_of_rows(new)):
+            share = sum(value <= q for value in known_oodness) / len(known_oodness)
             percentile = 60 + (1 - share) * 30
             positive = sorted((max(value, 0.0) for value in z), reverse=True)
             kept = WIDTH - round(WIDTH * percentile / 100)

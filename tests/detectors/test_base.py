@@ -93,7 +93,8 @@ class Counted:
     """Batches that count how often they are run through."""
 
     def __init__(self, batches):
-        self.batches, self.runs = batches, 0
+        self.batches = batches
+        self.runs = 0
 
     def __iter__(self):
         self.runs += 1
@@ -124,7 +125,8 @@ def test_a_one_shot_iterator_is_enough_for_one_pass_and_an_error_for_two():
 def test_the_members_of_an_ensemble_share_their_passes():
     data = Counted([DATA])
     ensemble = fdbd.Ensemble([TwoPasses(), ByClass(), MaxLogit(), TwoPasses()]).fit(data, HEAD)
-    assert data.runs <= 3  # two passes, and a look at the first batch before them
+    # Two passes, and a look at the first batch before them.
+    assert data.runs <= 3
     for detector, alone in zip(ensemble.members, [TwoPasses(), ByClass(), MaxLogit(), TwoPasses()]):
         alone.fit(DATA, HEAD)
         assert torch.equal(detector.score(DATA), alone.score(DATA))
@@ -141,7 +143,8 @@ def test_a_non_finite_training_feature_is_named_by_batch_and_row(detector, bad):
     broken[6, 1] = bad
     batches[2] = batches[2]._replace(features=broken)
     if detector is Norm:
-        detector().fit(batches, HEAD)  # asks for nothing, so nothing is looked at
+        # It asks for nothing, so nothing is looked at.
+        detector().fit(batches, HEAD)
         return
     with pytest.raises(ValueError, match="batch 2, row 6: its features hold NaN or infinity"):
         detector().fit(batches, HEAD)
@@ -278,12 +281,14 @@ def test_fitting_leaves_the_data_the_head_and_the_gradients_alone():
     head = Head(HEAD.weight.clone(), HEAD.bias.clone())
     detector.fit(DATA, head)
     detector.head_weight.zero_()
-    assert head.weight.abs().sum() > 0  # a copy was kept
+    # The detector has a copy.
+    assert head.weight.abs().sum() > 0
 
 
 def test_a_head_of_one_class_is_refused():
     head = Head(torch.ones(2, 4))
-    head.weight, head.bias = head.weight[:1], head.bias[:1]
+    head.weight = head.weight[:1]
+    head.bias = head.bias[:1]
     with pytest.raises(ValueError, match="at least two classes, the head has 1"):
         TwoPasses().fit(DATA, head)
 
@@ -326,8 +331,10 @@ def test_a_score_that_comes_out_as_nan_is_closed_too():
 def test_rows_too_large_for_float32_are_scored_in_float64():
     detector = Norm(4).fit(DATA, HEAD)
     features = DATA.features.clone()
-    features[2] = 1e9  # its fourth power, 1e36, still fits
-    features[3] = 1e25  # this one does not fit, and is no less finite for it
+    # Its fourth power, 1e36, still fits into float32.
+    features[2] = 1e9
+    # The fourth power of this one does not, and is finite all the same.
+    features[3] = 1e25
     scores = detector.score(Batch(features))
     assert torch.isfinite(scores).all()
     assert scores[2].item() == pytest.approx(-4e36, rel=1e-5)
@@ -384,7 +391,8 @@ def test_state_goes_into_an_unfitted_detector_with_every_buffer():
     assert loaded.is_fitted
     assert torch.equal(loaded.score(DATA), detector.score(DATA))
     nested = torch.nn.ModuleDict({"a": Pair(TwoPasses()).fit(DATA, HEAD)})
-    assert "a.head_weight" not in nested.state_dict()  # its part keeps the head
+    # The head is kept by the part.
+    assert "a.head_weight" not in nested.state_dict()
     empty = torch.nn.ModuleDict({"a": Pair(TwoPasses())})
     empty.load_state_dict(nested.state_dict())
     assert torch.equal(empty["a"].inner.score(DATA), nested["a"].inner.score(DATA))
@@ -453,7 +461,8 @@ def test_logits_of_a_large_batch_are_computed_piece_by_piece(
     torch.testing.assert_close(pieces.score(asked), whole.score(asked), rtol=1e-5, atol=1e-5)
     logits = head(features)
     logits[2500, 1] = torch.nan
-    if name not in ("gen", "nnguide"):  # which learn nothing, or from features
+    # GEN learns nothing, and NNGuide learns from features.
+    if name not in ("gen", "nnguide"):
         with pytest.raises(ValueError, match="batch 0, row 2500: its logits"):
             fdbd.create(name).fit(batch._replace(logits=logits), head)
 

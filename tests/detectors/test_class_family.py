@@ -39,7 +39,8 @@ def mean_of(rows: list[list[float]]) -> list[float]:
 
 def linear(head: Head) -> torch.nn.Linear:
     layer = torch.nn.Linear(head.num_features, head.num_classes, dtype=head.weight.dtype)
-    layer.weight.data, layer.bias.data = head.weight.clone(), head.bias.clone()
+    layer.weight.data = head.weight.clone()
+    layer.bias.data = head.bias.clone()
     return layer.requires_grad_(False)
 
 
@@ -221,14 +222,17 @@ def test_dice_is_the_energy_of_the_largest_contributions(problem: Any, percentil
     train, queries, head = problem()
     mean = mean_of(train.features.tolist())
     weights = head.weight.tolist()
-    contributions = [w * m for row in weights for w, m in zip(row, mean)]
-    threshold = percentile_of(contributions, percentile)
-    kept = []
+    contributions = []
     for row in weights:
-        kept.append([w if w * m > threshold else 0.0 for w, m in zip(row, mean)])
+        contributions += [w * m for w, m in zip(row, mean)]
+    threshold = percentile_of(contributions, percentile)
+    sparse = []
+    for row in weights:
+        # A weight times False is 0.
+        sparse.append([w * (w * m > threshold) for w, m in zip(row, mean)])
     expected = []
     for z in queries.features.tolist():
-        energies = [math.exp(dot(row, z) + b) for row, b in zip(kept, head.bias.tolist())]
+        energies = [math.exp(dot(row, z) + b) for row, b in zip(sparse, head.bias.tolist())]
         expected.append(math.log(sum(energies)))
     close(DICE(percentile).fit(train, head).score(queries), expected)
 

@@ -63,10 +63,10 @@ def test_the_score_is_the_combination_of_p_values(combine: str) -> None:
     calibration = make_data(200, 3, seed=5)[0]
     new = make_data(60, 3, seed=6)[0] * 1.5
     ensemble = columns(3, combine, calibration)
-    p = [
-        [p_by_definition(calibration[:, m].tolist(), s) for s in new[:, m].tolist()]
-        for m in range(3)
-    ]
+    p = []
+    for member in range(3):
+        known = calibration[:, member].tolist()
+        p.append([p_by_definition(known, score) for score in new[:, member].tolist()])
     torch.testing.assert_close(ensemble.p_values(Batch(new)), torch.tensor(p, dtype=torch.float64))
     expected = []
     for values in zip(*p):
@@ -141,7 +141,8 @@ def test_objections_are_defined_where_nobody_or_nothing_objects() -> None:
 
 
 def test_many_calibration_samples_are_exact_in_the_lower_tail_and_close_elsewhere() -> None:
-    calibration, new = make_data(30_000, 2, seed=5)[0], make_data(500, 2, seed=6)[0]
+    calibration = make_data(30_000, 2, seed=5)[0]
+    new = make_data(500, 2, seed=6)[0]
     new[:100] -= 2
     p = columns(2, calibration=calibration).p_values(Batch(new))
     for m in range(2):
@@ -183,11 +184,9 @@ def test_members_that_are_sure_of_the_distribution_are_sure_together_in_single_p
 
 def test_it_sees_what_any_one_member_sees() -> None:
     ensemble = columns(2)
-    normal, high, low = (
-        make_data(2000, 2, seed=11)[0],
-        make_data(2000, 2, seed=12)[0],
-        make_data(2000, 2, seed=13)[0],
-    )
+    normal = make_data(2000, 2, seed=11)[0]
+    high = make_data(2000, 2, seed=12)[0]
+    low = make_data(2000, 2, seed=13)[0]
     high[:, 0] -= 4
     low[:, 1] -= 4
     for outliers, blind in ((high, 1), (low, 0)):
@@ -235,7 +234,10 @@ def test_an_uncalibrated_ensemble_says_what_to_do() -> None:
 def test_a_guard_calibrates_the_ensemble_before_its_threshold() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
-    first, second, third = ([torch.randn(50, 12) for _ in range(4)] for _ in range(3))
+    # Lists of four batches each.
+    first = list(torch.randn(4, 50, 12))
+    second = list(torch.randn(4, 50, 12))
+    third = list(torch.randn(4, 50, 12))
     guard = fdbd.Guard(model, Ensemble(["fdbd", "energy"])).fit(first)
     with pytest.raises(fdbd.NotFittedError, match="call calibrate"):
         guard.calibrate(third)

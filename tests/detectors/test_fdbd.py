@@ -32,13 +32,17 @@ def random_head(classes=6, width=9, seed=0, dtype=torch.float32):
 def fitted(detector=None, classes=6, width=9, dtype=torch.float32, seed=0):
     head = random_head(classes, width, seed, dtype)
     training = random(50, width, seed=seed + 2, dtype=dtype) + 0.3
-    return (FDBD() if detector is None else detector).fit(Batch(training), head)
+    if detector is None:
+        detector = FDBD()
+    return detector.fit(Batch(training), head)
 
 
 def defined(z, weight, bias, mean, normalizer, nearest=None):
     """The score of one sample from the paper's formulas, in Python floats."""
     classes = range(len(weight))
-    logits = [sum(w * x for w, x in zip(weight[c], z)) + bias[c] for c in classes]
+    logits = []
+    for c in classes:
+        logits.append(sum(w * x for w, x in zip(weight[c], z)) + bias[c])
     k = max(classes, key=lambda c: logits[c])
     distances = []
     for c in classes:
@@ -46,8 +50,11 @@ def defined(z, weight, bias, mean, normalizer, nearest=None):
         if norm > 0:
             distances.append((logits[k] - logits[c]) / norm)
     distances = sorted(distances)[:nearest]
-    center = mean if normalizer == "deviation" else [0.0] * len(z)
-    size = math.sqrt(sum((x - m) ** 2 for x, m in zip(z, center))) if normalizer else 1.0
+    size = 1.0
+    if normalizer == "deviation":
+        size = math.dist(z, mean)
+    elif normalizer == "norm":
+        size = math.hypot(*z)
     return sum(distances) / len(distances) / size
 
 
@@ -81,17 +88,17 @@ def test_scores_are_those_of_the_definition(
     training = random(30, width, seed=seed + 2, dtype=dtype)
     features = random(8, width, seed=seed + 3, dtype=dtype)
     detector = FDBD(normalizer, nearest).fit(Batch(training), head)
-    scores = detector.score(Batch(features, head(features) if logits_given else None))
+    logits = head(features) if logits_given else None
+    scores = detector.score(Batch(features, logits))
     expected = reference(detector, training, features, head)
     assert scores.dtype == dtype
     # An average of distances may be much smaller than the terms of its logits: compare on the scale
     # of those terms.
-    scale = (features.double().norm(dim=1) + 1) / (
-        1 if normalizer is None else expected.new_tensor(0.3)
-    )
-    assert (
-        (scores - expected).abs() <= (3e-6 if dtype == torch.float32 else 1e-13) * scale * 10
-    ).all()
+    scale = features.double().norm(dim=1) + 1
+    if normalizer is not None:
+        scale = scale / 0.3
+    tolerance = 3e-5 if dtype == torch.float32 else 1e-12
+    assert ((scores - expected).abs() <= tolerance * scale).all()
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)

@@ -189,8 +189,9 @@ def test_scores_agree_with_pytorch_ood() -> None:
 def test_a_singular_covariance_gives_the_pseudo_inverse() -> None:
     batch, head = training_data()
     features = batch.features.clone()
-    features[:, 2] = 7.0  # a dead feature
-    features[:, 3] = features[:, 0] - 2 * features[:, 1]  # a dependent one
+    # A constant feature, and one that depends on others.
+    features[:, 2] = 7.0
+    features[:, 3] = features[:, 0] - 2 * features[:, 1]
     flat = batch._replace(features=features)
     scores = MDS().fit(flat, head).score(Batch(queries()))
     np.testing.assert_allclose(

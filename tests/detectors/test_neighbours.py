@@ -48,9 +48,10 @@ def energy(head: Head, x: np.ndarray) -> float:
 def test_knn_is_the_distance_to_the_kth_neighbour_of_normalised_features() -> None:
     batch, head = training_data()
     bank = normalised(batch.features.numpy())
-    expected = [
-        -sorted(np.linalg.norm(x - b) for b in bank)[4] for x in normalised(queries().numpy())
-    ]
+    expected = []
+    for x in normalised(queries().numpy()):
+        distances = sorted(np.linalg.norm(x - b) for b in bank)
+        expected.append(-distances[4])
     np.testing.assert_allclose(
         KNN(5).fit(batch, head).score(Batch(queries())).numpy(), expected, rtol=1e-9
     )
@@ -59,10 +60,10 @@ def test_knn_is_the_distance_to_the_kth_neighbour_of_normalised_features() -> No
 def test_nnguide_is_energy_times_the_mean_of_the_largest_scaled_similarities() -> None:
     batch, head = training_data()
     guides = [normalised(z) * energy(head, z) for z in batch.features.numpy()]
-    expected = [
-        energy(head, x) * np.mean(sorted(normalised(x) @ guide for guide in guides)[-4:])
-        for x in queries().numpy()
-    ]
+    expected = []
+    for x in queries().numpy():
+        similarities = sorted(normalised(x) @ guide for guide in guides)
+        expected.append(energy(head, x) * np.mean(similarities[-4:]))
     np.testing.assert_allclose(
         NNGuide(4).fit(batch, head).score(Batch(queries())).numpy(), expected, rtol=1e-9
     )
@@ -71,7 +72,10 @@ def test_nnguide_is_energy_times_the_mean_of_the_largest_scaled_similarities() -
 def test_csi_with_one_view_is_the_nearest_cosine_times_the_norm() -> None:
     batch, head = training_data()
     bank = normalised(batch.features.numpy())
-    expected = [max(normalised(x) @ b for b in bank) * np.linalg.norm(x) for x in queries().numpy()]
+    expected = []
+    for x in queries().numpy():
+        nearest_cosine = max(normalised(x) @ b for b in bank)
+        expected.append(nearest_cosine * np.linalg.norm(x))
     detector = CSI().fit(batch, head)
     np.testing.assert_allclose(detector.score(Batch(queries())).numpy(), expected, rtol=1e-9)
     one_view = Batch(queries(), None, None, None, queries()[None])
@@ -183,8 +187,9 @@ def test_faiss_indices_find_the_neighbours(index: str) -> None:
     exact = KNN(10).fit(batch, head)
     other = KNN(10, index=index).fit(batch, head)
     assert exact.recall(z) == 1
-    assert other.recall(z) > (0.999 if index == "flat" else 0.5)
+    assert other.recall(z) > 0.5
     if index == "flat":
+        assert other.recall(z) > 0.999
         torch.testing.assert_close(other.score(z), exact.score(z), rtol=1e-5, atol=1e-6)
     # What is missed is nearer than what is found.
     assert (other.score(z) <= exact.score(z) + 1e-5).all()

@@ -50,7 +50,8 @@ def test_every_detector_and_shaping_is_listed() -> None:
     assert set(SHAPINGS) <= set(fdbd.list_shapings())
     assert set(DETECTORS + SHAPINGS) <= set(fdbd.list_detectors())
     assert fdbd.list_detectors() == sorted(fdbd.list_detectors())
-    assert not {"shaped", "ensemble"} & set(fdbd.list_detectors())  # these need parts
+    # Those that need parts are not listed.
+    assert not {"shaped", "ensemble"} & set(fdbd.list_detectors())
 
 
 def test_patterns_choose_names() -> None:

@@ -8,7 +8,6 @@ kept in the cache: 62,000 images, a minute or two.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,8 @@ WEIGHTS = SHARED / "weights" / "resnet20-12fca82f.th"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(3600),  # the first run extracts features
+    # The first run extracts features.
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(
         not WEIGHTS.exists(), reason=f"the public ResNet-20 is not at {WEIGHTS}; set FDBD_SHARED"
     ),
@@ -45,12 +45,12 @@ TEXTURES = {
 }
 FLOWERS = {"msp": (88.75, 0.1), "energy": (92.71, 0.1), "fdbd": (92.24, 0.1)}
 
-Features = Callable[[str], Batch]
+Features = dict[str, Batch]
 
 
 @pytest.fixture(scope="session")
 def extracted() -> tuple[Features, Head]:
-    """Batches of features by name, and the head."""
+    """The features of each set as one batch, and the head."""
     try:
         images = {split: load("cifar10", split, download=False) for split in ("train", "test")}
     except DatasetUnavailable as error:
@@ -63,23 +63,27 @@ def extracted() -> tuple[Features, Head]:
     batches = {}
     for name, data in images.items():
         pieces = list(cache.features(classifier, data, preprocess, batch_size=256))
-        labels = None if pieces[0].labels is None else torch.cat([piece.labels for piece in pieces])
-        batches[name] = Batch(torch.cat([piece.features for piece in pieces]), None, labels)
-    return batches.__getitem__, classifier.head
+        features = torch.cat([piece.features for piece in pieces])
+        labels = None
+        if pieces[0].labels is not None:
+            labels = torch.cat([piece.labels for piece in pieces])
+        batches[name] = Batch(features, None, labels)
+    return batches, classifier.head
 
 
 def auroc(name: str, ood: str, extracted: tuple[Features, Head]) -> float:
     """Percent."""
     features, head = extracted
-    detector = fdbd.create(name).fit(features("train"), head)
-    scores = [detector.score(Batch(features(part).features)) for part in ("test", ood)]
-    return 100 * float(fdbd.metrics.auroc(*scores))
+    detector = fdbd.create(name).fit(features["train"], head)
+    inside = detector.score(Batch(features["test"].features))
+    outside = detector.score(Batch(features[ood].features))
+    return 100 * float(fdbd.metrics.auroc(inside, outside))
 
 
 def test_the_network_is_the_public_one(extracted: tuple[Features, Head]) -> None:
     features, head = extracted
-    test = features("test")
-    assert len(features("train").features) == 50_000
+    test = features["test"]
+    assert len(features["train"].features) == 50_000
     assert (head(test.features).argmax(dim=1) == test.labels).double().mean() == pytest.approx(
         0.9173, abs=2e-4
     )
@@ -106,8 +110,8 @@ def test_every_other_detector_gives_finite_scores_on_real_features(
     name: str, extracted: tuple[Features, Head]
 ) -> None:
     features, head = extracted
-    detector = fdbd.create(name).fit(features("train"), head)
-    assert torch.isfinite(detector.score(Batch(features("textures_dtd10").features))).all()
+    detector = fdbd.create(name).fit(features["train"], head)
+    assert torch.isfinite(detector.score(Batch(features["textures_dtd10"].features))).all()
 
 
 @pytest.mark.parametrize("name", ["mds", "rmds", "vim", "knn", "nnguide"])
@@ -116,8 +120,8 @@ def test_rankings_are_those_of_pytorch_ood(name: str, extracted: tuple[Features,
     from scipy.stats import spearmanr
 
     features, head = extracted
-    train = features("train")
-    z = features("textures_dtd10").features
+    train = features["train"]
+    z = features["textures_dtd10"].features
     theirs = {
         "mds": lambda: peer.Mahalanobis(None),
         "rmds": lambda: peer.RMD(None),

@@ -185,7 +185,8 @@ def test_a_head_whose_rows_sum_to_zero_has_its_origin_near_the_data(dim: int) ->
     detector = ViM(dim).fit(Batch(features), head)
     assert detector.origin.norm() < 1
     linear = torch.nn.Linear(64, 10)
-    linear.weight.data, linear.bias.data = head.weight, head.bias
+    linear.weight.data = head.weight
+    linear.bias.data = head.bias
     other = peer.ViM(torch.nn.Identity(), dim, linear.weight, linear.bias).fit_features(
         features, torch.zeros(500)
     )

@@ -48,12 +48,10 @@ FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 def commands(page: Path) -> list[list[str]]:
     """Commands in blocks and in sentences, as words."""
     text = page.read_text(encoding="utf-8")
-    lines = [
-        line
-        for language, block in FENCE.findall(text)
-        if language in ("", "bash")
-        for line in block.splitlines()
-    ]
+    lines = []
+    for language, block in FENCE.findall(text):
+        if language in ("", "bash"):
+            lines += block.splitlines()
     lines += re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
     starts = ("fdbd ", "make ", "python ", "pytest ", "pip install ")
     return [shlex.split(line, comments=True) for line in lines if line.startswith(starts)]

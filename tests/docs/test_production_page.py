@@ -34,12 +34,15 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path, monkeypatch, capsy
 
     for module in ("onnx", "onnxruntime", "onnxscript", "faiss", "matplotlib"):
         pytest.importorskip(module)
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
     monkeypatch.chdir(tmp_path)
     generator = np.random.default_rng(0)
     for folder in ("photos", "fresh", "inbox"):
         for number, name in enumerate(CLASSES * 2):
-            place = tmp_path / folder / (name if folder != "inbox" else ".")
+            place = tmp_path / folder
+            if folder != "inbox":
+                place = place / name
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(generator.integers(0, 255, (32, 32, 3), np.uint8)).save(
                 place / f"{number:04d}.png"
@@ -86,7 +89,8 @@ def test_the_code_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    train, validation = torch.randn(200, 3, 4, 4), torch.randn(100, 3, 4, 4)
+    train = torch.randn(200, 3, 4, 4)
+    validation = torch.randn(100, 3, 4, 4)
     names = {
         "model": nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 5)).eval(),
         "train_loader": DataLoader(TensorDataset(train, torch.arange(200) % 5), batch_size=64),

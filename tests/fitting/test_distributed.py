@@ -21,7 +21,9 @@ def make_data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_guard(name: str) -> fdbd.Guard:
-    return fdbd.Guard(make_model(), fdbd.MDS(layers=["0"]) if name == "mds of layers" else name)
+    if name == "mds of layers":
+        return fdbd.Guard(make_model(), fdbd.MDS(layers=["0"]))
+    return fdbd.Guard(make_model(), name)
 
 
 def fit_shard(rank: int, folder: str, names: list[str]) -> None:

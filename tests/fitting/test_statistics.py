@@ -90,7 +90,8 @@ KINDS = {
     "class means": (lambda: ClassMeans(CLASSES, WIDTH, by_label), lambda s: s.means()),
     "sum": (lambda: Sum(first_two), lambda s: s.sum()),
     "histogram": (Histogram, lambda s: s.counts.double()),
-    "bank": (Bank, lambda s: by_first_column(s.samples())),  # in no particular order
+    # Its samples come in no particular order.
+    "bank": (Bank, lambda s: by_first_column(s.samples())),
     "bank of a share": (lambda: Bank(0.3), lambda s: by_first_column(s.samples())),
     "transformed": (
         lambda: Transformed(

@@ -32,9 +32,10 @@ def resampled(statistic, sides: list[list[np.ndarray]], draws: int = 600) -> np.
     found = []
     for _ in range(draws):
         rows = [rng.integers(0, len(part), len(part)) for part in sides[0]]
-        found.append(
-            statistic([[part[chosen] for part, chosen in zip(side, rows)] for side in sides])
-        )
+        drawn = []
+        for side in sides:
+            drawn.append([part[chosen] for part, chosen in zip(side, rows)])
+        found.append(statistic(drawn))
     return np.array(found)
 
 

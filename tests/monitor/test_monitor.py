@@ -69,10 +69,12 @@ def test_the_capital_is_a_mixture_of_bets_that_start_at_any_sample():
 
     def payout(bet: tuple[float, float, int], start: int) -> float:
         epsilon, kappa, side = bet
-        return math.prod(
-            1 - epsilon + epsilon * kappa * (1 - p if side else p) ** (kappa - 1)
-            for p in p_values[start:]
-        )
+        product = 1.0
+        for p in p_values[start:]:
+            if side:
+                p = 1 - p
+            product *= 1 - epsilon + epsilon * kappa * p ** (kappa - 1)
+        return product
 
     capital = 0.5 * (1 - len(p_values) / horizon)
     for bet in bets:
@@ -426,10 +428,12 @@ def test_a_damaged_state_is_refused(tmp_path, harm):
 
 def test_updates_from_several_threads_are_all_counted():
     monitor = Monitor(calibrated(), window=10_000)
-    threads = [
-        threading.Thread(target=lambda i=i: [monitor.update(normal(10, i)) for _ in range(40)])
-        for i in range(4)
-    ]
+
+    def update_often(seed: int) -> None:
+        for _ in range(40):
+            monitor.update(normal(10, seed))
+
+    threads = [threading.Thread(target=update_often, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

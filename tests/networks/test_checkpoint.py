@@ -37,13 +37,14 @@ def test_wrappings_are_undone(model, tmp_path, wrap):
     state = model.state_dict()
     if wrap in ("module", "both"):
         state = {f"module.{key}": value for key, value in state.items()}
-    path = tmp_path / ("w.safetensors" if wrap == "safetensors" else "w.pt")
     if wrap == "safetensors":
+        path = tmp_path / "w.safetensors"
         save_file(state, path)
     else:
-        torch.save(
-            {"state_dict": state, "epoch": 3} if wrap in ("state_dict", "both") else state, path
-        )
+        path = tmp_path / "w.pt"
+        if wrap in ("state_dict", "both"):
+            state = {"state_dict": state, "epoch": 3}
+        torch.save(state, path)
     loaded = models.create("densenet22", checkpoint=path)
     assert all(
         torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), model.state_dict().values())
@@ -59,10 +60,11 @@ def test_wrappers_are_undone_one_in_another(model, prefix):
 
 def test_of_two_networks_in_one_file_neither_is_taken(model, tmp_path):
     state = model.state_dict()
-    torch.save(
-        {f"{prefix}.{key}": value for key, value in state.items() for prefix in ("model", "net")},
-        tmp_path / "w",
-    )
+    both = {}
+    for key, value in state.items():
+        both[f"model.{key}"] = value
+        both[f"net.{key}"] = value
+    torch.save(both, tmp_path / "w")
     with pytest.raises(ValueError, match=r"keys \d+ missing .* and \d+ unexpected \(model\."):
         models.create("densenet22", checkpoint=tmp_path / "w")
 

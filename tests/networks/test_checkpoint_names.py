@@ -23,11 +23,10 @@ def renamed(state, *pairs):
 @pytest.mark.parametrize(
     "layout",
     [
-        (("linear.", "fc."),),  # OpenOOD
-        (
-            ("linear.", "fc."),
-            (".shortcut.", ".downsample."),
-        ),  # the authors of fDBD, in torchvision's manner
+        # OpenOOD's names.
+        (("linear.", "fc."),),
+        # Those of fDBD's authors, in torchvision's manner.
+        (("linear.", "fc."), (".shortcut.", ".downsample.")),
         ((".shortcut.", ".downsample."),),
     ],
 )

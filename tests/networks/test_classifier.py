@@ -75,7 +75,9 @@ def check_model(model: nn.Module, inputs, **options) -> Batch:
         classifier = Classifier(model, **options)
         batch = classifier(inputs)
         after = call_model(model, inputs)
-    before, after = (out if isinstance(out, Tensor) else out.logits for out in (before, after))
+    if not isinstance(before, Tensor):
+        before = before.logits
+        after = after.logits
     assert batch.features.shape == (len(before), classifier.head.num_features)
     torch.testing.assert_close(batch.logits, before, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(classifier.head(batch.features), batch.logits, atol=1e-5, rtol=1e-5)
@@ -252,7 +254,10 @@ def test_hugging_face_image_classifiers_give_features_and_logits(name: str, as_d
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, f"{name}Config")(num_labels=5, **HF_IMAGE[name])
     model = getattr(transformers, f"{name}ForImageClassification")(config)
-    check_model(model, {"pixel_values": images(2, 32)} if as_dict else images(2, 32))
+    inputs = images(2, 32)
+    if as_dict:
+        inputs = {"pixel_values": inputs}
+    check_model(model, inputs)
 
 
 def test_hugging_face_model_with_teacher_averages_two_heads() -> None:

@@ -69,11 +69,15 @@ def keras_forward(tensors, bgr):
     x = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)
     for stage, letters in BLOCKS.items():
         for letter in letters:
-            name, stride = f"{stage}{letter}_branch", 2 if letter == "a" and stage != "2" else 1
+            name = f"{stage}{letter}_branch"
+            # The first block of every stage but the first halves the resolution.
+            stride = 2 if letter == "a" and stage != "2" else 1
             y = layer(x, f"res{name}2a", f"bn{name}2a", stride).relu()
             y = layer(y, f"res{name}2b", f"bn{name}2b", 1, 1).relu()
             y = layer(y, f"res{name}2c", f"bn{name}2c")
-            x = (y + (layer(x, f"res{name}1", f"bn{name}1", stride) if letter == "a" else x)).relu()
+            if letter == "a":
+                x = layer(x, f"res{name}1", f"bn{name}1", stride)
+            x = (x + y).relu()
     pooled = x.mean(dim=(2, 3))
     return pooled, pooled @ torch.from_numpy(tensors["fc1000/kernel"]) + torch.from_numpy(
         tensors["fc1000/bias"]

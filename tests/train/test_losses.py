@@ -104,11 +104,9 @@ class Flat(nn.Module):
 def test_csi_contrasts_turns_as_other_instances():
     torch.manual_seed(0)
     objective = CSI(Flat(), temperature=0.5, projection=4).double()
-    # Two views of three.
-    images, labels = (
-        torch.randn(6, 3, 4, 4, dtype=torch.float64),
-        torch.tensor([0, 1, 1]),
-    )
+    # Two views of three images.
+    images = torch.randn(6, 3, 4, 4, dtype=torch.float64)
+    labels = torch.tensor([0, 1, 1])
     loss, accuracy = objective(images, labels)
     features = objective.model(rotate(images))
     z = F.normalize(objective.projector(features), dim=1).detach()
@@ -188,7 +186,8 @@ def test_the_loss_of_several_labels_is_one_cross_entropy_per_label():
         logits = model(torch.cat([upper, lower], dim=1)[None])[0].tolist()
         for label, logit in enumerate(logits):
             is_there = label in labels[own].tolist()
-            wanted += math.log1p(math.exp(-logit if is_there else logit)) / 2
+            margin = logit if is_there else -logit
+            wanted += math.log1p(math.exp(-margin)) / 2
             right += (logit > 0) == is_there
     assert float(loss.detach()) == pytest.approx(wanted, rel=1e-5)
     assert float(accuracy) == pytest.approx(right / 10)

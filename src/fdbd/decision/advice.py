@@ -124,7 +124,7 @@ def choose(
     >>> train, fresh = torch.rand(100, 3, 16, 16), torch.rand(60, 3, 16, 16)
     >>> found = choose(model, [train], [fresh], auto=Auto(per_kind=4))
     >>> len(found.choice.members), list(found.choice.members[0].aurocs)[:2]
-    (19, ['patches', 'phases'])
+    (20, ['patches', 'phases'])
     """
     guard = Guard(model, auto or Auto(), head=head)
     guard.fit(data, progress=progress)

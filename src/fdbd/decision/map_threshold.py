@@ -163,13 +163,13 @@ class MapThreshold(nn.Module):
             if tpr is None:
                 tpr = 0.95
             wanted = float(as_fraction("tpr", tpr))
-            images = Threshold.quantile(shares.image_scores(), wanted)
-            return cls("quantile", wanted, shares.largest_threshold(1 - wanted), images)
+            of_images = Threshold.quantile(shares.image_scores(), wanted)
+            return cls("quantile", wanted, shares.largest_threshold(1 - wanted), of_images)
         share = float(as_fraction("alpha", alpha))
-        images = Threshold.conformal(shares.image_scores(), share)
+        of_images = Threshold.conformal(shares.image_scores(), share)
         # The next image may be flagged whole: it counts as one image with a share of 1.
         level = ((count + 1) * share - 1) / count
-        return cls("conformal", share, shares.largest_threshold(level), images)
+        return cls("conformal", share, shares.largest_threshold(level), of_images)
 
     def is_ood(self, scores: Tensor) -> Tensor:
         """(…) bool for scores (…): below the threshold, or not finite."""

@@ -134,7 +134,8 @@ class MDS(SharedCovariance):
 
     def _weigh(self, scores: NDArray[np.float64]) -> None:
         """Weigh the layers by a logistic regression of clean against adversarially perturbed
-        samples, (N, 2L + 2) of both side by side, with scikit-learn's default penalty."""
+        samples, with scikit-learn's default penalty. A row of `scores` (N, 2L + 2) has those of a
+        clean sample, then those of its perturbed copy."""
         # Here, since it takes a second to import.
         from sklearn.linear_model import LogisticRegression
 

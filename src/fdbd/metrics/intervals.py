@@ -96,19 +96,23 @@ def fpr_interval(
     seed: int = 0,
     shared: Literal["positive", "negative"] = "positive",
 ) -> Interval:
-    """Interval for FPR@TPR, or for its mean over several sets, with both its random parts, the
-    threshold and the rate, from `draws` random draws of each.
+    """Interval for FPR@TPR, or for its mean over several sets, from `draws` random draws.
 
-    The population's threshold has Binomial(n, 1 − tpr) of the n positives below it, hence lies
-    between two neighbouring order statistics of that rank, whatever the distribution; given a
-    threshold, the rate has Clopper and Pearson's Beta law. Drawing a rank, then a rate, is a
-    bootstrap of both sides that costs one binomial and one Beta number per draw instead of a
-    resample, and unlike that bootstrap stays honest when no negative is accepted. The lower limit
-    takes the upper neighbour and the lower law, the upper limit the other two, so ties are safe.
+    Two things are estimated from the samples, and each draw has both:
 
-    Sets that share their positives share the drawn ranks; sets that share their negatives share the
-    uniform number behind the drawn rates, as if their errors moved together, which is the widest
-    that they can.
+    - the threshold: for any distribution, the number of the n positives below the population's
+      threshold is Binomial(n, 1 − tpr). A drawn number, the rank, places the threshold between two
+      neighbouring order statistics;
+    - the rate of the negatives above this threshold, drawn from Clopper and Pearson's Beta law.
+
+    This stands for a bootstrap of both sides, at the cost of one binomial and one Beta number per
+    draw instead of a resample. Unlike the bootstrap it does not shrink to nothing if no negative is
+    accepted. The lower limit takes the upper neighbour and the lower Beta law, the upper limit the
+    lower neighbour and the upper law, so that it holds with ties.
+
+    Sets that share their positives share the drawn ranks. Sets that share their negatives share the
+    uniform numbers behind the drawn rates, as if their errors moved together: the interval of the
+    mean is then as wide as it can be.
     """
     from scipy.special import betaincinv
 

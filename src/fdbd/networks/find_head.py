@@ -52,14 +52,18 @@ class FoundHead:
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self.layers = dict(layers)
         self.name = "+".join(layers)
-        self.is_sum = tuple(name.rpartition(".")[2] for name in layers) == _ADDED
-        self._on_sphere = set()
-        self._sizes = {}
+        last_names = tuple(name.rpartition(".")[2] for name in layers)
+        self.is_sum = last_names == _ADDED
+        # Names of the layers that look at normalised features alone.
+        self._on_sphere: set[str] = set()
+        self._sizes: dict[str, tuple[int, int]] = {}
         for name, layer in layers.items():
-            on_sphere = None if _is_plain(layer) else linear_on_sphere(layer)
-            if on_sphere is not None:
-                self._on_sphere.add(name)
-            weight: Any = layer.weight if on_sphere is None else on_sphere.weight
+            weight: Any = layer.weight
+            if not _is_plain(layer):
+                on_sphere = linear_on_sphere(layer)
+                if on_sphere is not None:
+                    self._on_sphere.add(name)
+                    weight = on_sphere.weight
             self._sizes[name] = (int(weight.shape[0]), int(weight.shape[1]))
 
     def linear(self) -> Head:

@@ -38,10 +38,7 @@ class Watched:
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on(
-            "dialog",
-            lambda dialog: (self.said.append(f"dialog {dialog.message}"), dialog.dismiss()),
-        )
+        self.page.on("dialog", self._dismiss)
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.as_uri())
 
@@ -53,6 +50,10 @@ class Watched:
         """Visible numbers of a metric's column, from the top; the first after the names is 1."""
         cells = self.page.locator(f"#results tbody tr td:nth-child({number + 1}) .v:visible").all()
         return [float(cell.evaluate("node => node.firstChild.textContent")) for cell in cells]
+
+    def _dismiss(self, dialog: Any) -> None:
+        self.said.append(f"dialog {dialog.message}")
+        dialog.dismiss()
 
     def drawn(self, selector: str) -> str:
         found: str = self.page.locator(selector).inner_html()
@@ -153,8 +154,13 @@ def test_the_front_holds_those_that_none_is_faster_and_better_than(
         (row.latencies[-1].median, float(results.value(row, "average", "auroc")))
         for row in results.finished
     ]
-    best = [p for p in points if not any(q[0] <= p[0] and q[1] >= p[1] and q != p for q in points)]
-    # equal values in the data's five digits count once
+
+    def is_beaten(point: tuple[float, float]) -> bool:
+        time, auroc = point
+        return any(other[0] <= time and other[1] >= auroc for other in points if other != point)
+
+    best = [point for point in points if not is_beaten(point)]
+    # Equal values in the data's five digits count once.
     assert watched.page.locator("#latency-chart .front").count() in (len(best), len(best) - 1)
 
 
@@ -258,19 +264,25 @@ def test_a_benchmark_over_image_files_shows_the_right_ones_with_their_classes(
     generator = np.random.default_rng(0)
     for folder, count in (("train", 3), ("inside", 3), ("outside", 1)):
         for label, name in enumerate(info("cifar10").classes):
-            place = tmp_path / folder / (name if folder != "outside" else "stripes")
+            if folder == "outside":
+                name = "stripes"
+            place = tmp_path / folder / name
             place.mkdir(parents=True, exist_ok=True)
             for number in range(count):
                 colour = tuple(generator.integers(0, 256, 3).tolist())
-                Image.new("RGB", (40, 40), colour).save(place / f"{label}-{number}.png")
-                colours[f"{place.name}/{label}-{number}.png" if folder != "train" else ""] = colour
+                file = f"{label}-{number}.png"
+                Image.new("RGB", (40, 40), colour).save(place / file)
+                if folder != "train":
+                    colours[f"{name}/{file}"] = colour
     # Rows after it must not shift.
     (tmp_path / "outside" / "stripes" / "0-broken.png").write_bytes(b"no image")
     train, inside, outside = (str(tmp_path / name) for name in ("train", "inside", "outside"))
     config = Config("cifar10-ce", id=inside, ood={"outside": outside}, train=train, batch_size=10)
     benchmark = benchmark_of(config, FeatureCache(tmp_path / "cache"), lambda line: None)
     results = benchmark.run(["fdbd"], latency=False, progress=False)
-    shown = [sample for entry in results.figures["samples"]["sets"] for sample in entry["samples"]]
+    shown = []
+    for entry in results.figures["samples"]["sets"]:
+        shown += entry["samples"]
     assert len(shown) == 6
     for sample in shown:
         pixels = Image.open(io.BytesIO(base64.b64decode(sample["image"].partition(",")[2])))

@@ -103,9 +103,10 @@ def test_bars_of_a_sample_are_its_boundary_distances_and_average_to_its_score(
             assert sample["score"] == pytest.approx(sum(shown.values()) / len(shown), rel=1e-3)
             below = sum(score < distance / deviation for score in reference) / len(reference)
             assert sample["rank"] == pytest.approx(below, abs=1.5 / len(reference))
-            assert sample["label"] == (
-                None if samples.labels is None else int(samples.labels[sample["row"]])
-            )
+            if samples.labels is None:
+                assert sample["label"] is None
+            else:
+                assert sample["label"] == int(samples.labels[sample["row"]])
 
 
 def test_many_classes_show_the_nearest_and_count_the_others() -> None:
@@ -116,15 +117,17 @@ def test_many_classes_show_the_nearest_and_count_the_others() -> None:
         for name in ("train", "inside", "outside")
     ]
     found = sample_standings(Benchmark(head, samples[0], samples[1], samples[2:]))
-    assert {
-        len(sample["boundaries"]) for entry in found["sets"] for sample in entry["samples"]
-    } == {9}
-    assert {sample["others"] for entry in found["sets"] for sample in entry["samples"]} == {20}
+    for entry in found["sets"]:
+        for sample in entry["samples"]:
+            assert len(sample["boundaries"]) == 9
+            assert sample["others"] == 20
 
 
 def test_rows_that_are_not_finite_stand_nowhere(benchmark_: Benchmark) -> None:
     broken = benchmark_.ood[0].features.clone()
-    broken[3, 2], broken[7, 0], broken[9] = torch.nan, torch.inf, 3e38
+    broken[3, 2] = torch.nan
+    broken[7, 0] = torch.inf
+    broken[9] = 3e38
     benchmark = Benchmark(
         benchmark_.head, benchmark_.train, benchmark_.test, [FeatureSet("broken", broken)]
     )
