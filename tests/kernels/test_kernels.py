@@ -85,7 +85,7 @@ def test_the_kernel_agrees_with_its_definition(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("classes", [2, 64, 65, 128, 129, 1000])
+@pytest.mark.parametrize("classes", [1, 2, 64, 65, 128, 129, 1000, 70_000])
 def test_the_argmax_is_torchs_whatever_the_ties_and_signs(always, classes, dtype):
     width = 3
     g = torch.Generator().manual_seed(classes)
@@ -163,6 +163,17 @@ def test_strided_transposed_and_small_integer_inputs_score_like_their_copies(alw
     assert torch.equal(scores, expected)
     predicted = logits.argmax(dim=1).to(torch.uint8)
     assert torch.equal(kernels.folded_score(features, folded, True, predicted=predicted), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_logits_of_another_dtype_give_the_classes_that_they_say(always, dtype):
+    features, logits, folded = problem(30, 16, 5)
+    logits = logits.to(dtype)
+    logits[4, 1] = torch.inf
+    scores = kernels.folded_score(features, folded, True, logits=logits)
+    expected = dispatch.plain_score(features, logits.argmax(dim=1), folded, True)
+    expected[4] = torch.nan
+    torch.testing.assert_close(scores, expected, equal_nan=True)
 
 
 # Threads
