@@ -358,7 +358,7 @@ def _texts_from_bytes(tail: bytes, stated: object, count: int) -> list[str]:
         raise ValueError(
             f"binary_data_size is {stated!r:.20}, and the body has {len(tail)} bytes of data"
         )
-    texts = []
+    texts: list[str] = []
     place = 0
     while place < len(tail):
         if len(texts) == count:
