@@ -20,7 +20,7 @@ from fdbd.bench.collapse import collapse, collapse_ratio
 from fdbd.bench.measures import Spread
 from fdbd.bench.merging import compare_results
 from fdbd.bench.rows import Row
-from fdbd.bench.sharing import load_shared, share
+from fdbd.bench.sharing import load_shared, run_folder, share
 from fdbd.bench.text import share_text
 from fdbd.core.batch import Head
 from fdbd.fitting.statistics import ClassMoments
@@ -240,6 +240,38 @@ def test_shared_features_give_the_same_results(tmp_path: Path, results: Results)
         logits = test["features"] @ head["weight"].T + head["bias"]
         right = (logits.argmax(axis=1) == test["y"]).mean()
     assert right == pytest.approx(results.setting.accuracy)
+
+
+def test_shared_features_of_several_runs_give_one_table(tmp_path: Path, capsys) -> None:
+    shared = tmp_path / "shared"
+    first = make()
+    # Another network on the same samples.
+    second = make()
+    second.head = Head(torch.eye(4, 6), torch.tensor([0.5, 0.0, 0.0, 0.0]))
+    runs = []
+    for number, benchmark in enumerate([first, second]):
+        share(benchmark, run_folder(shared, number, 2))
+        runs.append(benchmark.run(["msp"], latency=False, progress=False))
+    code, _, err = run(
+        capsys, "bench", shared, "--detectors", "msp", "--no-latency", "--out", tmp_path / "out"
+    )
+    assert code == 0, err
+    found = Results.from_json(tmp_path / "out" / "results.json")
+    assert numbers(found) == numbers(Results.merge(runs))
+    assert found.setting.runs == 2
+
+
+def test_runs_are_not_shared_into_a_folder_with_others(tmp_path: Path) -> None:
+    several = tmp_path / "several"
+    for number in range(3):
+        share(make(), run_folder(several, number, 3))
+    # Again the same runs.
+    assert run_folder(several, 0, 3) == several / "run0"
+    with pytest.raises(FileExistsError, match="holds features of other runs"):
+        run_folder(several, 0, 2)
+    one = share(make(), tmp_path / "one")
+    with pytest.raises(FileExistsError, match="holds features of other runs"):
+        run_folder(one, 0, 2)
 
 
 def test_the_card_of_shared_features_names_every_file(tmp_path: Path) -> None:

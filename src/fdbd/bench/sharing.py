@@ -148,6 +148,35 @@ def _card(benchmark: Benchmark, about: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def run_folder(folder: Path, number: int, count: int) -> Path:
+    """Where the features of one of `count` runs go: the folder itself, or one below it for each of
+    several runs. FileExistsError if the folder holds features of other runs."""
+    if count == 1:
+        return folder
+    if (folder / ABOUT).exists() or len(_run_folders(folder)) > count:
+        raise FileExistsError(
+            f"{str(folder)!r} holds features of other runs: give --share a folder of its own"
+        )
+    return folder / f"run{number}"
+
+
+def shared_folders(folder: Path) -> list[Path]:
+    """The folders that `load_shared` reads: this one, or those of several runs below it."""
+    if (folder / ABOUT).exists():
+        return [folder]
+    # If there are none, `load_shared` says what is missing.
+    return _run_folders(folder) or [folder]
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    numbers = []
+    for path in folder.glob("run*"):
+        number = path.name.removeprefix("run")
+        if number.isdecimal():
+            numbers.append(int(number))
+    return [folder / f"run{number}" for number in sorted(numbers)]
+
+
 def load_shared(folder: Path) -> Benchmark:
     """The benchmark that `share` wrote to a folder; a ValueError if a file is missing or
     changed."""

@@ -216,6 +216,15 @@ class _Benchmarks:
         self.trust = trust
         self.autocast = autocast
         self.configs = self._configs(seeds)
+        self.folders = self._folders()
+
+    def _folders(self) -> list[Path]:
+        """The shared folders to read, one per run; none without such a folder."""
+        from fdbd.bench.sharing import shared_folders
+
+        if self.described is not None or self.name is None:
+            return []
+        return shared_folders(Path(self.name))
 
     def _configs(self, seeds: list[int] | None) -> list[Config]:
         if self.described is None or not self.described.seeds:
@@ -237,13 +246,16 @@ class _Benchmarks:
         for line in missing:
             options.note(f"missing: {line}")
         if missing:
+            are_missing = f"{len(missing)} files of {self.name} are missing"
+            if len(missing) == 1:
+                are_missing = f"1 file of {self.name} is missing"
             raise ValueError(
-                f"{len(missing)} files of {self.name} are missing (above); docs/openood.md says "
-                "how to get them, and FDBD_DATA names the folder that holds them"
+                f"{are_missing} (above); docs/openood.md says how to get what is missing, and "
+                "FDBD_DATA names the folder that holds it"
             )
 
     def __len__(self) -> int:
-        return max(1, len(self.configs))
+        return max(1, len(self.configs), len(self.folders))
 
     def __iter__(self):  # type: ignore[no-untyped-def]
         import torch
@@ -252,8 +264,9 @@ class _Benchmarks:
         from fdbd.bench.sharing import load_shared
 
         if self.described is None:
-            if self.name is not None:
-                yield load_shared(Path(self.name))
+            if self.folders:
+                for folder in self.folders:
+                    yield load_shared(folder)
             elif self.model is not None:
                 yield load_bundle(self.model)
             else:
@@ -274,11 +287,15 @@ def _announce(benchmark: Benchmark) -> None:
 
 def _share(benchmark: Benchmark, folder: Path, number: int, count: int) -> None:
     """Write the features for others; each of several runs goes to a folder of its own."""
-    from fdbd.bench.sharing import share
+    from fdbd.bench.sharing import run_folder, share
 
-    target = folder if count == 1 else folder / f"run{number}"
+    target = run_folder(folder, number, count)
     share(benchmark, target)
-    options.note(f"features, head and card are in {target}; `fdbd bench {target}` reads them")
+    if number == count - 1:
+        what = "features, head and card"
+        if count > 1:
+            what += f" of {count} runs"
+        options.note(f"{what} are in {folder}; `fdbd bench {folder}` reads them")
 
 
 def _together(
