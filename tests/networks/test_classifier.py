@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -194,6 +196,17 @@ def test_timm_families_give_features_and_logits(name: str, size: int) -> None:
 def test_more_timm_families_give_features_and_logits(name: str, size: int) -> None:
     timm = pytest.importorskip("timm")
     check_model(timm.create_model(name, pretrained=False, num_classes=7), images(2, size))
+
+
+def test_the_page_on_heads_lists_the_architectures_that_are_tested() -> None:
+    page = Path(__file__).parents[2] / "docs" / "heads.md"
+    text = page.read_text(encoding="utf-8")
+    section = text.partition("## Architectures\n")[2].partition("\n## ")[0]
+    _, of_torchvision, of_timm = section.partition("\nOne network")[0].split("\n- ")
+    names = set(re.findall(r"`(\w+)`", of_torchvision))
+    assert names == {*TORCHVISION, *TORCHVISION_SLOW}
+    names = set(re.findall(r"`(\w+)`", of_timm))
+    assert names == {name for name, _ in [*TIMM, *TIMM_SLOW]}
 
 
 def test_averaged_heads_are_one_head_on_their_inputs_side_by_side() -> None:

@@ -3,6 +3,7 @@ come back, and a guard around each is exported to ONNX and decides the same ther
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,6 @@ import torch
 from torch import nn
 
 import fdbd
-
-pytestmark = pytest.mark.slow
 
 # Family: where it is from, name, size of its input, the head's name.
 FAMILIES = {
@@ -51,6 +50,15 @@ def nudge(model: nn.Module) -> None:
                 parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
 
 
+def test_the_page_on_heads_lists_the_families_that_are_tested() -> None:
+    page = Path(__file__).parents[2] / "docs" / "heads.md"
+    text = page.read_text(encoding="utf-8")
+    section = text.partition("\nOne network")[2].partition("\n## ")[0]
+    listed = dict(re.findall(r"(\w+)\s\(`(\w+)`\)", section))
+    assert listed == {family: name for family, (_, name, _, _) in FAMILIES.items()}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_guard_around_each_family_decides_and_is_exported(family: str, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
