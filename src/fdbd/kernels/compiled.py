@@ -14,6 +14,12 @@ import numpy as np
 # Reassociation lets LLVM vectorise the sums. NaN and infinity keep their meaning: neither `nnan`
 # nor `ninf`.
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+"""All bits of a float32 but its sign."""
+_INFINITY = np.int32(0x7F800000)
+"""The bits of infinity; those of NaN are above."""
+_POSITION = np.int64(0xFFFFFFFF)
+_LEAST = np.iinfo(np.int64).min
 
 
 class Kernel:
@@ -46,8 +52,6 @@ def score_rows(
     features: Any,
     predicted: Any,
     logits: Any,
-    bits: Any,
-    positions: Any,
     normals: Any,
     offsets: Any,
     center: Any,
@@ -58,38 +62,27 @@ def score_rows(
 ) -> None:
     """`dispatch.plain_score` of (N, P) features, written to `out` (N,).
 
-    The class of a row is that of its first largest logit, of (N, C) logits; `bits` are the same
-    memory as signed integers, `positions` the integers 0…C−1. If there are no columns of logits,
-    the class is in `predicted` (N,).
-
-    The largest logit is found among the bits, because LLVM vectorises the maximum of integers, but
-    that of floats only where NaN has no meaning. Two positive floats are in the order of their
-    bits, two negative ones in the opposite order, and the bits of negative ones are negative.
+    The class of a row is that of its first largest logit. `logits` (N, C) are the bits of float32
+    numbers as int32; if there are no columns, the class is in `predicted` (N,).
     """
     zero = features.dtype.type(0)
     num_logits = logits.shape[1]
-    # One number as bits and as a float.
-    largest_bits = np.empty(1, bits.dtype)
-    largest = largest_bits.view(logits.dtype)
     for i in range(features.shape[0]):
-        # Zero times a number is 0 if it is finite, else NaN.
-        not_finite = zero
+        largest_magnitude = np.int32(0)
         if num_logits == 0:
             k = predicted[i]
         else:
-            most = bits[i, 0]
-            least = bits[i, 0]
+            # The largest pair of a logit and its position from the end, as one integer: the maximum
+            # of integers is vectorised, and a search for the largest float is not.
+            largest = np.int64(_LEAST)
             for c in range(num_logits):
-                not_finite += zero * logits[i, c]
-                most = max(most, bits[i, c])
-                least = min(least, bits[i, c])
-            largest_bits[0] = most if most >= 0 else least
-            # Without a way out of the loop, LLVM vectorises the search, too. Floats are compared,
-            # since zero has two patterns of bits.
-            first = positions[-1]
-            for c in range(num_logits):
-                first = min(first, positions[c] if logits[i, c] == largest[0] else first)
-            k = np.int64(first)
+                # The bits of a float are a sign and a magnitude. As an integer with this sign they
+                # are in the order of the floats, and both zeros are equal.
+                magnitude = logits[i, c] & _MAGNITUDE
+                value = magnitude if logits[i, c] >= 0 else -magnitude
+                largest = max(largest, (np.int64(value) << 32) | np.int64(num_logits - c))
+                largest_magnitude = max(largest_magnitude, magnitude)
+            k = num_logits - (largest & _POSITION)
         row = features[i]
         normal = normals[k]
         inner = zero
@@ -101,7 +94,7 @@ def score_rows(
         score = inner + offsets[k]
         if divide:
             score /= max(np.sqrt(squares), floor)
-        is_trusted = squares < overflow and not_finite == zero
+        is_trusted = squares < overflow and largest_magnitude < _INFINITY
         out[i] = score if is_trusted else np.nan
 
 

@@ -63,7 +63,9 @@ def _score_in_one_go(
     if not is_out_of_sight(features) and features.numel() < WORTH_A_KERNEL:
         return FewRows().score(features, logits, folded, divide)
     kernel = _score_kernel(features, folded)
-    if kernel is None or logits.shape[1] == 0 or not is_plain(features, logits):
+    # The kernel finds the largest of float32 numbers alone.
+    can_find_classes = logits.dtype is torch.float32 and logits.shape[1] > 0
+    if kernel is None or not can_find_classes or not is_plain(features, logits):
         return None
     return _run_score(kernel, features, None, logits, folded, divide)
 
@@ -191,7 +193,7 @@ def _run_score(
     folded: Folded,
     divide: bool,
 ) -> Tensor:
-    """The kernel's scores, of predicted classes or, if these are None, of logits."""
+    """The kernel's scores, of predicted classes or, if these are None, of float32 logits."""
     arrays = [tensor.detach().contiguous().numpy() for tensor in folded]
     normals, offsets, center, floor = arrays
     values = features.detach().contiguous().numpy()
@@ -199,11 +201,9 @@ def _run_score(
     classes = np.empty(0, np.int64)
     if predicted is not None:
         classes = predicted.contiguous().numpy()
-    of_classes = np.empty_like(values, shape=(len(values), 0))
+    bits = np.empty((len(values), 0), np.int32)
     if logits is not None:
-        of_classes = logits.detach().contiguous().numpy()
-    bits = of_classes.view(f"i{of_classes.itemsize}")
-    positions = np.arange(of_classes.shape[1], dtype=bits.dtype)
+        bits = logits.detach().contiguous().numpy().view(np.int32)
     out = np.empty_like(values, shape=len(values))
     smallest = floor[()]
     overflow = values.dtype.type(OVERFLOW[features.dtype])
@@ -211,11 +211,11 @@ def _run_score(
     def score(start: int, stop: int) -> None:
         rows = slice(start, stop)
         kernel(
-            values[rows], classes[rows], of_classes[rows], bits[rows], positions,
+            values[rows], classes[rows], bits[rows],
             normals, offsets, center, smallest, divide, overflow, out[rows],
         )  # fmt: skip
 
-    size_of_row = values.shape[1] + of_classes.shape[1]
+    size_of_row = values.shape[1] + bits.shape[1]
     share(spans(len(values), max(1, _CHUNK // max(size_of_row, 1))), score)
     return torch.from_numpy(out)
 
