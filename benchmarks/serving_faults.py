@@ -24,6 +24,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -296,6 +297,25 @@ def jpeg_of_many_scans(side: int, scans: int) -> bytes:
     return content[:end] + content[last:end] * scans + content[end:]
 
 
+def bmp_of_short_lines(side: int) -> bytes:
+    """A BMP each of whose lines ends after its first pixel: the rest is filled in Python, pixel by
+    pixel."""
+    palette = bytes(4 * 256)
+    runs = b"\1\0\0\0" * side
+    start = 14 + 40 + len(palette)
+    file_header = b"BM" + struct.pack("<IHHI", start + len(runs), 0, 0, start)
+    sizes = (40, side, side, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    return file_header + struct.pack("<IiiHHIIiiII", *sizes) + palette + runs
+
+
+def png_of_pieces(pieces: int) -> bytes:
+    """A PNG of ten pixels behind many empty pieces, each of which is read in Python."""
+    empty = struct.pack(">I", 0) + b"abCd" + struct.pack(">I", zlib.crc32(b"abCd"))
+    small = empty_png(10, 10)
+    place = small.index(b"IDAT") - 4
+    return small[:place] + empty * pieces + small[place:]
+
+
 def tiff_of_strips(strips: int) -> bytes:
     """A TIFF two pixels wide whose strips are one row each: a header alone."""
     place = 8 + 2 + 12 * 9 + 4
@@ -382,6 +402,8 @@ async def images_made_to_be_slow(trial: Trial, clients: Clients, found: Found) -
         "large texts": empty_png(10, 10, *[text] * 30),
         "a long strip": empty_png(1_000_000, 1),
         "strips of a TIFF": tiff_of_strips(2_000_000),
+        "short lines of a BMP": bmp_of_short_lines(3900),
+        "pieces of a PNG": png_of_pieces(900_000),
     }
     for name, picture in pictures.items():
         answers = await asyncio.gather(*(clients.post("/decide", picture) for _ in range(8)))
@@ -404,6 +426,75 @@ async def unfinished_bodies(trial: Trial, clients: Clients, found: Found) -> Non
     found.numbers["longest"] = longest(answers)
     found.expect(longest(answers) < TIMEOUT + 5, f"a body was held for {longest(answers)} s")
     found.expect(set(statuses(answers)) <= {0, 408, 503}, f"answers: {statuses(answers)}")
+
+
+async def small_chunks(trial: Trial, clients: Clients, found: Found) -> None:
+    """Bodies in chunks of one byte and of 32, which cost far more than their bytes."""
+    head = post_head("/decide", 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+    for size in (1, 32):
+        chunk = b"%x\r\n%s\r\n" % (size, b"x" * size)
+        content = head + chunk * (30_000_000 // len(chunk)) + b"0\r\n\r\n"
+        answers = await asyncio.gather(*(clients.send(content) for _ in range(30)))
+        found.numbers[f"of {size}"] = [statuses(answers), longest(answers)]
+        found.expect(set(statuses(answers)) <= {0, 400, 503}, f"of {size}: {statuses(answers)}")
+        found.expect(longest(answers) < TIMEOUT, f"of {size}: {longest(answers)} s")
+
+
+async def forms_made_to_be_slow(trial: Trial, clients: Clients, found: Found) -> None:
+    """Forms that consist of what looks like their end, which a parser reads byte by byte; small
+    images meanwhile."""
+    start = b'--x\r\ncontent-disposition: form-data; name="a"; filename="a.png"\r\n\r\n'
+    parts = {"ends": b"\r\n--x-", "other ends": b"\r\n--xy", "spaces": b" "}
+    kind = "multipart/form-data; boundary=x"
+    for name, part in parts.items():
+        form = start + b"\r\n--x" + part * (30_000_000 // len(part))
+        slow = [clients.post("/decide", form, kind) for _ in range(6)]
+        small = [clients.post("/decide", png(40)) for _ in range(5)]
+        answers = await asyncio.gather(*slow, *small)
+        forms, images = answers[:6], answers[6:]
+        found.numbers[name] = [statuses(forms), longest(forms), longest(images)]
+        found.expect(set(statuses(forms)) <= {400, 503, 504}, f"{name}: {statuses(forms)}")
+        found.expect(longest(forms) < TIMEOUT + 2, f"{name}: {longest(forms)} s")
+        found.expect(set(statuses(images)) <= {200, 503}, f"images: {statuses(images)}")
+        afterwards = await clients.post("/decide", jpeg(2000, 2000))
+        found.expect(afterwards.status == 200, f"a large image afterwards: {afterwards.status}")
+
+
+def what_is_no_http() -> dict[str, bytes]:
+    """Requests that two programs could read in two ways, or that none should understand."""
+    image = png(40)
+    start = b"POST /decide HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: image/png\r\n"
+    length = b"content-length: %d\r\n" % len(image)
+    chunked = b"transfer-encoding: chunked\r\n"
+    end = b"0\r\n\r\n"
+    return {
+        "two lengths": start + length + b"content-length: 5\r\n\r\n" + image,
+        "the same length twice": start + length * 2 + b"\r\n" + image,
+        "a length with a sign": start + length.replace(b": ", b": +") + b"\r\n" + image,
+        "length and chunks": start + length + chunked + b"\r\n" + end,
+        "chunks within chunks": start + b"transfer-encoding: chunked, chunked\r\n\r\n" + end,
+        "another coding": start + b"transfer-encoding: gzip\r\n\r\n" + image,
+        "a folded header": start + b"x: a\r\n b\r\n" + length + b"\r\n" + image,
+        "lines without CR": start.replace(b"\r\n", b"\n") + b"content-length: 0\n\n",
+        "NUL in a header": start + b"x: a\0b\r\n" + length + b"\r\n" + image,
+        "a space before the colon": start + length.replace(b":", b" :") + b"\r\n" + image,
+        "a chunk of 2**68 bytes": start + chunked + b"\r\nfffffffffffffffff\r\n",
+        "two hosts": start + b"host: elsewhere.example\r\n" + length + b"\r\n" + image,
+        "TLS": b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(500),
+        "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "a path that is no text": b"GET /\xff\xfe HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+    }
+
+
+async def no_http(trial: Trial, clients: Clients, found: Found) -> None:
+    """Each of these is refused, alone; and behind a good request it does not become its answer."""
+    good = post_head("/decide", len(png(40))) + png(40)
+    for name, content in what_is_no_http().items():
+        answer = await clients.send(content)
+        found.expect(400 <= answer.status < 500, f"{name}: {answer.status} {answer.body}")
+        behind = await clients.send(good + content)
+        found.expect(behind.status in (0, 200), f"{name} behind a request: {behind.status}")
+    found.numbers["forms"] = len(what_is_no_http())
 
 
 async def large_json(trial: Trial, clients: Clients, found: Found) -> None:
@@ -632,6 +723,57 @@ async def half_sent_bodies_at_the_end(trial: Trial, _: Clients | None, found: Fo
         service.end()
 
 
+async def files_that_go(trial: Trial, _: Clients | None, found: Found) -> None:
+    """While images are decided, the guard's file is damaged and loaded again, and the folders of
+    records and state are removed."""
+    folder = trial.folder / "files"
+    folder.mkdir()
+    guard = folder / "guard.safetensors"
+    shutil.copy(trial.guard, guard)
+    records = folder / "records"
+    state = folder / "state"
+    service = Service(guard, "--decisions", records, "--state", state)
+    try:
+        clients = Clients(service)
+        answers = []
+
+        async def decide(seconds: float) -> None:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                answers.append(await clients.post("/decide", png(40)))
+                await asyncio.sleep(0.05)
+
+        whole = guard.read_bytes()
+        for content in (b"no guard", whole[: len(whole) // 2], whole):
+            guard.write_bytes(content)
+            service.process.send_signal(signal.SIGHUP)
+            await decide(2.5)
+        shutil.rmtree(state)
+        shutil.rmtree(records)
+        await decide(2.5)
+        records.mkdir()
+        before = len(answers)
+        await decide(2.5)
+        await asyncio.sleep(1.5)
+        lines = 0
+        for path in records.glob("*.jsonl"):
+            lines += len(path.read_bytes().splitlines())
+        log = service.text()
+        await expect_end(service, TIMEOUT + 3, found)
+    finally:
+        service.end()
+    found.numbers["statuses"] = statuses(answers)
+    found.numbers["longest"] = longest(answers)
+    found.numbers["records of the new folder"] = lines
+    # One request may meet the guard that is just being replaced.
+    found.expect(set(statuses(answers)) <= {200, 503}, f"answers: {statuses(answers)}")
+    found.expect(statuses(answers).get(503, 0) <= 2, f"answers: {statuses(answers)}")
+    found.expect(lines >= len(answers) - before, "decisions went into a file that was removed")
+    found.expect(log.count("could not be loaded") == 2, "a damaged guard was not named")
+    found.expect('"message": "loaded"' in log, "the whole guard was not loaded")
+    found.expect("could not be recorded" in log, "lost records were not named")
+
+
 async def expect_end(service: Service, limit: float, found: Found) -> None:
     """The service ends within so many seconds once it is told to."""
     start = time.monotonic()
@@ -782,6 +924,9 @@ ROWS: tuple[Row, ...] = (
     large_images,
     images_made_to_be_slow,
     unfinished_bodies,
+    small_chunks,
+    forms_made_to_be_slow,
+    no_http,
     large_json,
     slow_headers,
     endless_header,
@@ -913,7 +1058,7 @@ def trial_of(wanted: list[str], quick: bool, minutes: float) -> dict[str, Found]
                     report(row.__name__, results[row.__name__])
             finally:
                 service.end()
-        for alone in (a_model_that_hangs, half_sent_bodies_at_the_end):
+        for alone in (a_model_that_hangs, half_sent_bodies_at_the_end, files_that_go):
             if alone.__name__ in wanted:
                 results[alone.__name__] = run_alone(trial, alone)
                 report(alone.__name__, results[alone.__name__])
@@ -928,7 +1073,7 @@ def report(name: str, found: Found) -> None:
     print(f"{verdict}: {name} {found.numbers} {found.faults or ''}", file=sys.stderr, flush=True)
 
 
-ALONE = (a_model_that_hangs, half_sent_bodies_at_the_end, load_with_kills)
+ALONE = (a_model_that_hangs, half_sent_bodies_at_the_end, files_that_go, load_with_kills)
 
 
 def main() -> None:

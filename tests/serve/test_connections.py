@@ -220,8 +220,19 @@ def test_what_is_no_http_is_refused_in_json(patient) -> None:
     assert "not HTTP/1.1" in json.loads(body)["error"]
 
 
-def test_what_is_no_http_behind_a_request_is_not_taken_for_its_answer(patient) -> None:
-    client = patient.send(decision() + b"\0 / HTTP/1.1\r\n\r\n")
+@pytest.mark.parametrize(
+    "behind",
+    [
+        b"\0 / HTTP/1.1\r\n\r\n",
+        # The first is found after the headers, the second after the body has begun.
+        head("transfer-encoding: gzip"),
+        head("transfer-encoding: chunked") + b"no length\r\n",
+    ],
+)
+def test_what_is_no_http_behind_a_request_is_not_taken_for_its_answer(
+    patient, behind: bytes
+) -> None:
+    client = patient.send(decision() + behind)
 
     assert not read_to_the_end(client).startswith(b"HTTP/1.1 400")
 

@@ -326,15 +326,18 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answer without the application, if no answer has begun, and close."""
         if self.transport.is_closing():
             return
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        has_begun = is_answering and (self.cycle.response_started or not self.cycle.more_body)
-        # A client may go on to send a body that nobody has waited for.
-        if self._is_begun and not is_answering:
+        # The request that is being received, if the application has begun with it.
+        current = self.cycle if self._is_begun else None
+        if current is not None and current.response_complete:
+            # A client may go on to send a body that nobody has waited for.
             self.transport.close()
             return
+        has_begun = current is not None and current.response_started
+        earlier = [each for each in self._unanswered if each is not current]
+        has_earlier = not all(each.response_complete for each in earlier)
         has_unread = self.transport.get_write_buffer_size() > 0
-        if has_unread or has_begun:
-            # An answer here would not be read, or would be taken for that of the request before.
+        if has_unread or has_begun or has_earlier:
+            # An answer here would not be read, or would be taken for that of another request.
             self._abort()
             return
         if self._first_byte is not None:
