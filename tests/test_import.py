@@ -22,7 +22,7 @@ def test_the_first_detector_imports_neither_torchvision_nor_scikit_learn() -> No
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_guard_imports_the_compiler_of_torch_only_where_a_program_compiles() -> None:
+def test_a_guard_imports_the_compiler_of_torch_only_if_a_program_compiles() -> None:
     code = """
 import sys, fdbd, torch
 guard = fdbd.Guard(torch.nn.Linear(3, 2), "fdbd").fit([torch.randn(8, 3)])

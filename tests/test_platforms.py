@@ -60,7 +60,7 @@ def test_without_a_pipe_for_signals_an_interrupt_still_has_its_word(monkeypatch,
     assert capsys.readouterr().err == "stopped; run it again\n"
 
 
-def test_several_workers_are_refused_where_processes_share_no_socket(monkeypatch) -> None:
+def test_several_workers_are_refused_if_processes_share_no_socket(monkeypatch) -> None:
     run = pytest.importorskip("fdbd.serve.run")
     monkeypatch.setattr(os, "name", "nt")
     with pytest.raises(ValueError, match="use --workers 1"):

@@ -133,7 +133,7 @@ def test_choose_takes_features_with_kinds_of_the_user() -> None:
     assert found.pictures == {}
 
 
-def test_the_advice_claims_no_weights_where_nothing_was_weighed() -> None:
+def test_the_advice_claims_no_weights_if_nothing_was_weighed() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(200, 8, generator=generator).relu()
     head = fdbd.Head(torch.randn(3, 8, generator=generator))

@@ -231,19 +231,20 @@ def test_bad_arguments_are_named():
 
 
 def enumerated_distance(z, weight, bias, c):
-    """min ‖y‖ with class c winning at z + y, by trying every set of active constraints; inf when
-    none is feasible."""
+    """The smallest ‖y‖ for which class c wins at z + y; infinity if there is none. Class c wins if
+    rows @ y ≥ needs. Of these constraints, every set is tried as the one that holds with
+    equality."""
     others = [j for j in range(len(weight)) if j != c]
     rows = weight[c] - weight[others]
     needs = (weight[others] - weight[c]) @ z + bias[others] - bias[c]
     best = math.inf
     for size in range(len(others) + 1):
-        for active in itertools.combinations(range(len(others)), size):
-            step = (
-                np.linalg.pinv(rows[list(active)]) @ needs[list(active)]
-                if active
-                else np.zeros_like(z)
-            )
+        for subset in itertools.combinations(range(len(others)), size):
+            active = list(subset)
+            step = np.zeros_like(z)
+            if active:
+                # The smallest step with rows[active] @ step = needs[active].
+                step = np.linalg.pinv(rows[active]) @ needs[active]
             if (rows @ step >= needs - 1e-9 * (1 + np.abs(needs))).all():
                 best = min(best, float(np.linalg.norm(step)))
     return best

@@ -197,8 +197,8 @@ def listing(folder: Path) -> list[str]:
 
 
 def unsafe_renames(calls: list[str], files: list[str]) -> list[str]:
-    """Files that got their name by a rename, and were not on the disk before it, or their folder
-    not after it: a power cut may then leave an empty file."""
+    """Files that got their name by a rename, but were not flushed to the disk before it, or whose
+    folder was not flushed after it: a power cut may then leave an empty file."""
     unsafe = []
     for place, call in enumerate(calls):
         what, _, path = call.partition(" ")

@@ -594,7 +594,7 @@ def test_the_mixed_set_draws_from_all_families(small_cifar: np.ndarray) -> None:
     assert all(not np.array_equal(a, b) for a, b in zip(images.images, small_cifar))
 
 
-def test_frost_is_not_generated_but_read_where_it_is_published(
+def test_frost_is_not_generated_but_read_if_it_is_published(
     small_cifar: np.ndarray, folders: tuple[Path, Path]
 ) -> None:
     with pytest.raises(DatasetUnavailable, match=r"put the published CIFAR-10-C/frost\.npy"):
@@ -612,7 +612,7 @@ def test_frost_is_not_generated_but_read_where_it_is_published(
     assert images[0].min() == 77
 
 
-def test_the_mixed_set_comes_from_the_published_files_where_they_are(
+def test_the_mixed_set_comes_from_the_published_files_if_they_are_there(
     monkeypatch: pytest.MonkeyPatch, folders: tuple[Path, Path]
 ) -> None:
     monkeypatch.setattr(sources, "_PUBLISHED_ROWS", 60)

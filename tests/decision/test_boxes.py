@@ -225,7 +225,9 @@ def test_without_targets_the_threshold_rests_on_one_confident_detection_per_imag
             [torch.rand(3, 64, 80), torch.zeros(3, 64, 80).byte()],
             "image 1 is a tensor of torch.uin",
         ),
-        ([torch.rand(3, 64, 80).numpy()], r"image 0 is of type ndarray.* tensor \(3, H, W\)"),
+        ([torch.rand(3, 64, 80).numpy()], r"image 0 is of type ndarray.* \(3, H, W\)"),
+        ([torch.rand(3, 64, 80).double()], r"image 0 is a tensor of torch.float64 .*torch.float32"),
+        ([torch.rand(64, 80, 3)], r"image 0 is a tensor of torch.float32 \(64, 80, 3\), expected"),
     ],
 )
 def test_what_is_no_list_of_images_is_one_sentence(faster_rcnn, inputs, said) -> None:
@@ -234,8 +236,9 @@ def test_what_is_no_list_of_images_is_one_sentence(faster_rcnn, inputs, said) ->
 
 
 def test_what_detr_does_not_take_is_one_sentence() -> None:
-    for inputs in ([torch.rand(3, 32, 32)], torch.rand(3, 32, 32), {"pixels": torch.rand(1)}):
-        with pytest.raises(ValueError, match=r"the pixel values are .*expected a floating-point"):
+    images = torch.rand(1, 3, 32, 32)
+    for inputs in ([images[0]], images[0], {"pixels": images}, images.double()):
+        with pytest.raises(ValueError, match=r"the pixel values are .*expected a tensor of"):
             BoxGuard(detr())(inputs)
 
 
@@ -250,6 +253,20 @@ def test_what_detr_does_not_take_is_one_sentence() -> None:
 def test_targets_of_a_wrong_form_are_one_sentence(faster_rcnn, target, said) -> None:
     with pytest.raises(ValueError, match=said):
         BoxGuard(faster_rcnn).fit([([torch.rand(3, 64, 80)], [target])])
+
+
+@pytest.mark.parametrize("targets", ["boxes", {"boxes": torch.rand(1, 4)}, [torch.rand(1, 4)]])
+def test_targets_that_are_no_list_of_dicts_are_one_sentence(faster_rcnn, targets) -> None:
+    with pytest.raises(ValueError, match=r"the targets of a batch are of type .*one dict of boxes"):
+        BoxGuard(faster_rcnn).fit([([torch.rand(3, 64, 80)], targets)])
+
+
+def test_a_guard_of_other_features_and_a_wrong_confidence_are_refused_at_once(faster_rcnn) -> None:
+    other = fdbd.Guard(fdbd.Head(torch.eye(3)))
+    with pytest.raises(ValueError, match="takes 3 features of 3 classes, and the network's class"):
+        BoxGuard(faster_rcnn, other)
+    with pytest.raises(ValueError, match="min_confidence is 70, expected a number from 0 to 1"):
+        BoxGuard(faster_rcnn, min_confidence=70)
 
 
 def test_an_image_in_which_the_network_proposes_nothing_has_no_detection(faster_rcnn) -> None:

@@ -255,7 +255,9 @@ def test_non_finite_inputs_are_ood_even_if_the_network_hides_them(bad: float, pa
     spoilt = copy.deepcopy(given)
     if part == "channels_last":
         spoilt = spoilt.to(memory_format=torch.channels_last)
-    row = (spoilt[part] if part in inputs else spoilt)[1]
+    tensor = spoilt[part] if part in inputs else spoilt
+    row = tensor[1]
+    # The last number of the second sample.
     row[(-1,) * row.ndim] = bad
     decision = guard(spoilt)
     clean = guard(given)
@@ -424,9 +426,8 @@ def test_a_saved_guard_decides_the_same(guard: fdbd.Guard, tmp_path) -> None:
 def test_every_kind_of_guard_survives_saving(
     name: str, kind: dict, per_class: bool, tmp_path
 ) -> None:
-    guard = fdbd.Guard(make_model(), fdbd.create(name, k=5) if name == "knn" else name).fit(
-        make_loader(300, 1)
-    )
+    options = {"k": 5} if name == "knn" else {}
+    guard = fdbd.Guard(make_model(), fdbd.create(name, **options)).fit(make_loader(300, 1))
     guard.calibrate(make_loader(400, 2), **kind, per_class=per_class)
     guard.save(tmp_path / "guard.safetensors")
     loaded = fdbd.load(tmp_path / "guard.safetensors", make_model())
@@ -749,7 +750,7 @@ def test_parts_with_other_numbers_of_rows_are_refused() -> None:
         fdbd.Guard(head, "vim").fit([fdbd.Batch(features, head(features[:9]))])
 
 
-def test_a_fit_of_several_passes_computes_logits_where_a_batch_has_none() -> None:
+def test_a_fit_of_several_passes_computes_logits_if_a_batch_has_none() -> None:
     head = fdbd.Head(torch.randn(4, 6))
     features = torch.randn(80, 6)
     mixed = [fdbd.Batch(features[:30]), fdbd.Batch(features[30:], head(features[30:]))]

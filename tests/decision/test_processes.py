@@ -127,9 +127,10 @@ def test_gunicorn_answers_from_workers_when_the_guard_is_loaded_before_they_are_
     guard_file, tmp_path
 ):
     pytest.importorskip("gunicorn")
+    # The service warms up before it forks.
     (tmp_path / "service.py").write_text(
         MODEL + f"guard = fdbd.load({str(guard_file)!r}, model)\n"
-        "guard(images)\n"  # a service that warms up before it forks
+        "guard(images)\n"
         "def app(environ, start_response):\n"
         "    import json\n"
         "    answer = json.dumps({'pid': os.getpid(), 'score':"

@@ -133,7 +133,7 @@ def test_objections_are_the_shares_of_the_weighted_log_p_values() -> None:
     torch.testing.assert_close(ensemble.objections(Batch(new)), expected)
 
 
-def test_objections_are_defined_where_nobody_or_nothing_objects() -> None:
+def test_objections_are_defined_if_nobody_or_nothing_objects() -> None:
     extremes = torch.tensor([[1e6, 1e6], [torch.nan, 0.0]], dtype=torch.float64)
     shares = columns(2, "fisher").objections(Batch(extremes))
     assert shares[:, 0].tolist() == [0.5, 0.5]

@@ -146,7 +146,7 @@ def test_ssd_finds_clusters_that_are_there() -> None:
     torch.testing.assert_close(by_means.score(z), by_class.score(z), rtol=1e-9, atol=0)
 
 
-def test_ssd_shares_the_covariance_where_the_table_would_not_fit(
+def test_ssd_shares_the_covariance_if_the_table_would_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batch, head = training_data()
@@ -201,7 +201,7 @@ def test_a_singular_covariance_gives_the_pseudo_inverse() -> None:
     assert torch.isfinite(SSD().fit(flat, head).score(Batch(queries()))).all()
 
 
-def test_the_whitener_agrees_with_scikit_learn_where_the_covariance_is_singular() -> None:
+def test_the_whitener_agrees_with_scikit_learn_if_the_covariance_is_singular() -> None:
     from sklearn.covariance import EmpiricalCovariance
 
     rows = torch.randn(5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -191,7 +191,7 @@ def test_klm_leaves_out_classes_that_nothing_is_predicted_as(logits: Tensor) -> 
     close(detector.score(Batch(logits, logits)), expected, 1e-10, 1e-10)
 
 
-def test_klm_stays_finite_where_a_template_underflows() -> None:
+def test_klm_stays_finite_if_a_template_underflows() -> None:
     training = torch.tensor([[2000.0, 0.0, 0.0], [0.0, 2000.0, 0.0]], dtype=torch.float64)
     detector = KLMatching().fit(Batch(training, training), HEAD)
     query = torch.tensor([[0.0, 0.0, 2000.0]], dtype=torch.float64)
@@ -247,7 +247,7 @@ def test_temperature_minimises_the_likelihood(scale: float) -> None:
     close(detector.score(Batch(logits, logits)).exp(), expected, 1e-5, 0)
 
 
-def test_temperature_stops_at_the_end_of_the_grid_where_every_sample_is_right() -> None:
+def test_temperature_stops_at_the_end_of_the_grid_if_every_sample_is_right() -> None:
     logits = 10 * torch.eye(5, dtype=torch.float64)
     head = Head(torch.eye(5, dtype=torch.float64))
     right = TemperatureScaling().fit(Batch(logits, logits, torch.arange(5)), head)

@@ -145,7 +145,7 @@ def test_it_is_fitted_together_with_others() -> None:
         torch.testing.assert_close(detector.score(Batch(features)), alone.score(Batch(features)))
 
 
-def test_labels_are_asked_for_where_the_detector_needs_them() -> None:
+def test_labels_are_asked_for_if_the_detector_needs_them() -> None:
     features, _, head = make_data()
     with pytest.raises(ValueError, match="needs labels"):
         Shaped(ReAct(), MDS()).fit(Batch(features), head)

@@ -149,7 +149,7 @@ def test_fewer_samples_than_features_give_one_result_whatever_the_split(dim: int
     torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1], dtype=torch.float64))
 
 
-def test_a_residual_is_precise_where_it_is_small_against_the_feature() -> None:
+def test_a_residual_is_precise_if_it_is_small_against_the_feature() -> None:
     generator = torch.Generator().manual_seed(0)
     spread = torch.tensor([1000.0] * 2 + [1e-2] * 8, dtype=torch.float64)
     features = torch.randn(400, WIDTH, generator=generator, dtype=torch.float64) * spread

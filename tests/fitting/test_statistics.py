@@ -168,7 +168,7 @@ def test_class_moments_are_those_of_each_class():
     )
 
 
-def test_labels_are_asked_for_where_they_are_missing():
+def test_labels_are_asked_for_if_they_are_missing():
     with pytest.raises(ValueError, match="give labels in Batch"):
         required_labels(Batch(torch.zeros(2, 2)))
 

@@ -89,9 +89,13 @@ def test_every_form_of_the_same_features_gives_the_guards_own_decisions(
     form, guard, place, result
 ) -> None:
     values = features(300, seed=1)
-    path = place / ("new.npz" if "npz" in form else "new.parquet")
-    if "npz" in form:
-        (np.savez_compressed if form.startswith("compressed") else np.savez)(path, features=values)
+    path = place / "new.parquet"
+    if form == "npz":
+        path = place / "new.npz"
+        np.savez(path, features=values)
+    elif form == "compressed npz":
+        path = place / "new.npz"
+        np.savez_compressed(path, features=values)
     elif form == "fixed":
         write(path, features=fixed(values))
     elif form == "many groups":
@@ -265,8 +269,10 @@ def test_a_row_of_another_width_is_named_wherever_it_stands(guard, place, result
     values = features(8, seed=1)
     logits = (values @ np.load("head.npz")["weight"].T).tolist()
     rows: list = values.tolist()
-    rows[0], rows[1] = [], rows[1] + [0.0]
-    logits[2], logits[3] = logits[3][:3], None
+    rows[0] = []
+    rows[1] = rows[1] + [0.0]
+    logits[2] = logits[2][:3]
+    logits[3] = None
     lists = pa.list_(pa.float32())
     write(place / "new.parquet", features=pa.array(rows, lists), logits=pa.array(logits, lists))
     assert result("score", "guard.safetensors", "new.parquet")["unreadable"] == 4
@@ -297,8 +303,10 @@ def test_labels_that_are_text_trouble_only_a_fit(form, guard, place, result, run
     values = features(20, seed=1)
     names = np.array(["ant", "bee"] * 10)
     if form == "npz":
+        column = "y"
         np.savez(place / "new.npz", features=values, y=names)
     else:
+        column = "label"
         write(place / "new.parquet", features=fixed(values), label=pa.array(names))
     result("score", "guard.safetensors", f"new.{form}")
     assert_equals(
@@ -306,7 +314,7 @@ def test_labels_that_are_text_trouble_only_a_fit(form, guard, place, result, run
     )
     code, _, err = run("fit", f"new.{form}", "--head", "head.npz", "--network-never-saw-data")
     assert code == 2
-    assert f"the column {'y' if form == 'npz' else 'label'!r} is" in err
+    assert f"the column {column!r} is" in err
     assert len(err.strip().splitlines()) == 1
 
 
@@ -343,7 +351,7 @@ def test_a_lack_of_memory_is_one_clear_sentence(run, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
-def test_nearest_boundaries_and_discoveries_are_columns_where_asked_for(
+def test_nearest_boundaries_and_discoveries_are_columns_if_asked_for(
     ending, guard, place, result, run
 ) -> None:
     values = features(300, seed=1)

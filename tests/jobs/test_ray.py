@@ -45,9 +45,8 @@ QUICK_DEATH = {
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 3,
-    "grpc_client_keepalive_time_ms": (
-        10_000
-    ),  # by default Ray takes seven minutes to miss a process that was stopped
+    # By default Ray takes seven minutes to miss a process that was stopped.
+    "grpc_client_keepalive_time_ms": 10_000,
     "grpc_client_keepalive_timeout_ms": 5_000,
 }
 
@@ -166,7 +165,7 @@ def test_auto_is_fitted_where_the_data_are_and_weighed_here(cluster):
     torch.testing.assert_close(together.score(probe), alone.score(probe))
 
 
-def test_true_classes_come_from_y_where_label_is_a_prediction(cluster):
+def test_true_classes_come_from_y_if_label_is_a_prediction(cluster):
     features, labels = make_features(301, torch.float64)
     table = features_table(features, (labels + 1) % 4).append_column("y", pa.array(labels.numpy()))
     expected = fdbd.create("mds").fit(fdbd.Batch(features, None, labels), HEAD)
@@ -433,10 +432,8 @@ def foreign_job():
 def test_a_job_that_gets_no_resources_ends_with_a_sentence_that_names_them(cluster, tmp_path):
     workers = on_ray.Workers(2, cpus=1.5, patience=3.0)
     features, labels = make_features(20)
-    guard, dataset = (
-        feature_guard(features),
-        ray.data.from_arrow(features_table(features, labels)).materialize(),
-    )
+    guard = feature_guard(features)
+    dataset = ray.data.from_arrow(features_table(features, labels)).materialize()
     with foreign_job():
         with pytest.raises(TimeoutError, match=r"a task needs 1.5 CPUs on one node, and 1 of 4"):
             run_pieces(workers, tmp_path, range(3))
@@ -467,7 +464,8 @@ def test_a_task_that_fits_on_no_node_says_so(cluster, tmp_path):
 @pytest.mark.parametrize("cpus", [0.5, 1.0, 1.5, 2.0])
 def test_two_jobs_at_once_share_the_cluster(cluster, cpus, tmp_path):
     features, labels = make_features(1003)
-    guard, workers = feature_guard(features), on_ray.Workers(2, cpus=cpus, batch_size=64)
+    guard = feature_guard(features)
+    workers = on_ray.Workers(2, cpus=cpus, batch_size=64)
     path = write_features(tmp_path, features, labels, 3)
     results: list[list[int]] = [[], []]
     dataset = ray.data.read_parquet(path, override_num_blocks=5)

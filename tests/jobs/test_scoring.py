@@ -218,10 +218,14 @@ def test_each_row_has_its_own_decision_whatever_its_neighbours_are(
     values[[kind == "nan" for kind in kinds]] = float("nan")
     errors = {place: f"broken {place}" for place, kind in enumerate(kinds) if kind == "unread"}
     read = [place for place, kind in enumerate(kinds) if kind != "unread"]
-    names = [f"n{place}" for place in range(len(kinds))] if has_names else range(5, 5 + len(kinds))
+    column = "row"
+    names = range(5, 5 + len(kinds))
+    if has_names:
+        column = "path"
+        names = [f"n{place}" for place in range(len(kinds))]
     table = decide_rows(guard, RowBatch(names, fdbd.Batch(values[read]), errors), ["a", "b", "c"])
     table = to_arrow(table).to_pylist()
-    assert [row["path" if has_names else "row"] for row in table] == list(names)
+    assert [row[column] for row in table] == list(names)
     for place, (kind, row) in enumerate(zip(kinds, table)):
         if kind == "fine":
             alone = guard.decide(fdbd.Batch(values[place : place + 1]))
@@ -232,7 +236,8 @@ def test_each_row_has_its_own_decision_whatever_its_neighbours_are(
         else:
             assert row["is_ood"]
             assert row["label"] is row["class"] is None
-            assert row["error"] == (NOT_FINITE if kind == "nan" else f"broken {place}")
+            expected = NOT_FINITE if kind == "nan" else f"broken {place}"
+            assert row["error"] == expected
 
 
 GUARD = make_guard()
@@ -251,7 +256,8 @@ def test_slices_of_an_array_in_npz_are_those_of_the_array(
 ) -> None:
     array = np.random.default_rng(0).integers(0, 100, (count, *rest)).astype(dtype)
     path = tmp_path_factory.mktemp("npz") / "a.npz"
-    (np.savez_compressed if compress else np.savez)(path, other=np.zeros(3), a=array)
+    save = np.savez_compressed if compress else np.savez
+    save(path, other=np.zeros(3), a=array)
     stream = pickle.loads(pickle.dumps(NpzArray(path, "a")))
     assert (len(stream), stream.shape, stream.dtype) == (count, array.shape, array.dtype)
     for start, stop in cuts:

@@ -55,13 +55,16 @@ def keras_forward(tensors, bgr):
     """What Keras computes, layer by layer as its model is written: images are BGR, convolutions
     have a bias."""
 
+    def per_channel(name):
+        return torch.from_numpy(tensors[name])[:, None, None]
+
     def layer(x, name, norm, stride=1, padding=0):
         kernel = torch.from_numpy(tensors[f"{name}/kernel"]).permute(3, 2, 0, 1)
         x = F.conv2d(x, kernel, torch.from_numpy(tensors[f"{name}/bias"]), stride, padding)
-        mean, variance, gamma, beta = (
-            torch.from_numpy(tensors[f"{norm}/{key}"])[:, None, None]
-            for key in ("moving_mean", "moving_variance", "gamma", "beta")
-        )
+        mean = per_channel(f"{norm}/moving_mean")
+        variance = per_channel(f"{norm}/moving_variance")
+        gamma = per_channel(f"{norm}/gamma")
+        beta = per_channel(f"{norm}/beta")
         return gamma * (x - mean) / (variance + 1e-3).sqrt() + beta
 
     x = layer(bgr, "conv1", "bn_conv1", 2, 3).relu()
@@ -79,9 +82,9 @@ def keras_forward(tensors, bgr):
                 x = layer(x, f"res{name}1", f"bn{name}1", stride)
             x = (x + y).relu()
     pooled = x.mean(dim=(2, 3))
-    return pooled, pooled @ torch.from_numpy(tensors["fc1000/kernel"]) + torch.from_numpy(
-        tensors["fc1000/bias"]
-    )
+    weight = torch.from_numpy(tensors["fc1000/kernel"])
+    bias = torch.from_numpy(tensors["fc1000/bias"])
+    return pooled, pooled @ weight + bias
 
 
 def test_the_network_computes_what_keras_does_from_the_same_tensors():

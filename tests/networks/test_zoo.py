@@ -50,7 +50,8 @@ def test_claimed_accuracy_is_measured_on_the_test_images(name):
     datasets = pytest.importorskip("fdbd.data.datasets")
     try:
         data = datasets.load("cifar10", "test")
-    except Exception as error:  # whatever keeps the images away
+    except Exception as error:
+        # Whatever the reason is, the test needs the images.
         pytest.skip(f"CIFAR-10 is not at hand: {error}")
     card = models.zoo_card(name)
     model = models.zoo(name)

@@ -23,7 +23,7 @@ NORMAL_REACH = 1.959964
 
 
 def merged(runs: Sequence[Results]) -> Results:
-    """`Results.merge`."""
+    """The mean over several runs of the same benchmark: see `Results.merge`."""
     from fdbd.bench.results import Results
 
     if not runs:

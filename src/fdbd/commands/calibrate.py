@@ -74,7 +74,7 @@ def calibrate(
     from fdbd.decision.recalibration import replace_threshold
     from fdbd.decision.threshold import check_target
     from fdbd.jobs.refreshing import of_rows, read_fresh, refresh
-    from fdbd.jobs.review import rate_alarms, selection_caution
+    from fdbd.jobs.review import selection_caution
     from fdbd.jobs.scoring import Engine
     from fdbd.util.files import check_place
 
@@ -91,15 +91,13 @@ def calibrate(
     described: dict[str, Any] = {"data": "fresh data", "network_saw_them": "not stated"}
     if reviewed is not None:
         review = _review(reviewed, fresh, data)
-        verdicts = _Verdicts(review, rate_alarms(review), None)
+        verdicts = _judge(review, review_cost, miss_cost, ood_share)
         selection = selection_caution(review)
         cautions.append(selection)
         described["data"] = "reviewed data"
         described["selection"] = selection
+        # The threshold is set on what the reviewers called in-distribution.
         fresh = of_rows(fresh, review.in_distribution)
-        if review_cost is not None and miss_cost is not None:
-            table = _costs(review, verdicts.alarms, review_cost, miss_cost, ood_share)
-            verdicts = verdicts._replace(costs=table)
     found = refresh(fresh, tpr, alpha, per_class)
     described["rows"] = found.new.count
     if found.new.caution is not None:
@@ -111,9 +109,7 @@ def calibrate(
         return
     _print_thresholds(found)
     if verdicts is not None:
-        _print_alarms(verdicts.alarms)
-        if verdicts.costs is not None:
-            _print_costs(verdicts.costs, found.new)
+        _print_verdicts(verdicts, found.new)
     if out is None:
         options.say("Nothing was written: give --out FILE for a guard with the new threshold.")
     else:
@@ -159,6 +155,19 @@ def _review(path: Path, fresh: Fresh, data: str) -> Review:
     return review
 
 
+def _judge(
+    review: Review, review_cost: float | None, miss_cost: float | None, ood_share: float | None
+) -> _Verdicts:
+    """What the review says of the alarms, and of their costs if these were asked for."""
+    from fdbd.jobs.review import rate_alarms
+
+    alarms = rate_alarms(review)
+    table = None
+    if review_cost is not None and miss_cost is not None:
+        table = _costs(review, alarms, review_cost, miss_cost, ood_share)
+    return _Verdicts(review, alarms, table)
+
+
 def _costs(
     review: Review,
     alarms: Alarms,
@@ -197,11 +206,16 @@ def _facts(
     """All that was found, as JSON values."""
     from fdbd.decision.guard_file import load
 
+    written = None
+    new_id = None
+    if out is not None:
+        written = str(out)
+        new_id = load(out).id
     facts: dict[str, Any] = {
         "guard": str(guard),
         "id": fresh.guard.id,
-        "out": None if out is None else str(out),
-        "new_id": None if out is None else load(out).id,
+        "out": written,
+        "new_id": new_id,
         "rows": len(fresh.scores),
         "left_out": fresh.left_out,
         "old": None,
@@ -261,6 +275,12 @@ def _threshold_cells(threshold: Threshold) -> list[str]:
         shown = f"{min(values):.4g} to {max(values):.4g}"
     name = "alpha" if threshold.kind == "conformal" else "tpr"
     return [shown, f"{name} {threshold.target:g}", f"{threshold.count:,}"]
+
+
+def _print_verdicts(verdicts: _Verdicts, new: Threshold) -> None:
+    _print_alarms(verdicts.alarms)
+    if verdicts.costs is not None:
+        _print_costs(verdicts.costs, new)
 
 
 def _print_alarms(alarms: Alarms) -> None:

@@ -63,15 +63,22 @@ def whitener(covariance: Tensor, total: Tensor | float = 0.0) -> Tensor:
 
 def eigenvectors(matrix: Tensor) -> Tensor:
     """(P, P) eigenvectors of a symmetric positive semidefinite float64 matrix, as columns by
-    ascending eigenvalue. To change little when the matrix is rounded, the largest component of each
-    is positive, and the basis of the null space is the one that makes diag(1, …, 2) diagonal."""
+    ascending eigenvalue.
+
+    Two choices that a solver leaves open, the basis of the null space and the signs, are made here,
+    so that the eigenvectors change little when the matrix is rounded."""
     values, directions = torch.linalg.eigh(matrix)
-    count = int((values <= VARIANCE_FLOOR * values[-1].clamp_min(0)).sum())
+    is_null = values <= VARIANCE_FLOOR * values[-1].clamp_min(0)
+    count = int(is_null.sum())
     if count > 1:
+        # Any rotation of these directions is a basis of the null space. Of all, take the
+        # eigenvectors of a fixed matrix with distinct eigenvalues, restricted to that space.
         null = directions[:, :count]
-        distinct = torch.linspace(1, 2, len(matrix), dtype=matrix.dtype)
-        rotation = torch.linalg.eigh(null.T @ (distinct[:, None] * null)).eigenvectors
+        fixed_diagonal = torch.linspace(1, 2, len(matrix), dtype=matrix.dtype)
+        restricted = null.T @ (fixed_diagonal[:, None] * null)
+        rotation = torch.linalg.eigh(restricted).eigenvectors
         directions = torch.cat([null @ rotation, directions[:, count:]], dim=1)
+    # The component of largest magnitude of each eigenvector is to be positive.
     largest = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True))
     return torch.where(largest < 0, -directions, directions)
 

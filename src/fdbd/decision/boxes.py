@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
-from fdbd.core.batch import Batch
+from fdbd.core.batch import Batch, Head
 from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import Target
 from fdbd.detectors import Detector
@@ -73,8 +73,11 @@ class BoxGuard:
         min_confidence: float = 0.5,
         seed: int = 0,
     ) -> None:
+        if not 0 <= min_confidence <= 1:
+            raise ValueError(f"min_confidence is {min_confidence}, expected a number from 0 to 1")
         self.network = box_network(model, min_confidence)
         if isinstance(detector, Guard):
+            _check_guard(detector, self.network.head)
             self.guard = detector
         else:
             self.guard = Guard(self.network.head, detector)
@@ -136,12 +139,17 @@ class BoxGuard:
         return f"BoxGuard({type(self.network.model).__name__}, {self.guard!r})"
 
     def _batches(self, data: Iterable[Any]) -> Iterator[Batch]:
-        """The detections to learn from, as rows of features; their classes are the network's."""
+        """The detections to learn from, as rows of features, with the network's classes if the
+        detector learns by class."""
         has_rows = False
         for found in self._learnable(data):
             if len(found.labels):
                 has_rows = True
-                yield _as_batch(found)._replace(labels=found.labels)
+                batch = _as_batch(found)
+                # The background is a class without samples, of which the guard would warn.
+                if self.guard.detector.needs.labels:
+                    batch = batch._replace(labels=found.labels)
+                yield batch
         if not has_rows:
             raise ValueError(
                 "the training images have no detection to learn from: none matches a true box, or "
@@ -167,14 +175,36 @@ class BoxGuard:
                 yield detections.chosen(is_matched(detections, target))
 
 
+def _check_guard(guard: Guard, layer: Head) -> None:
+    """ValueError unless a guard of features takes what the class layer reads."""
+    if guard.head.weight.shape != layer.weight.shape:
+        raise ValueError(
+            f"the guard takes {guard.head.num_features:,} features of {guard.head.num_classes:,} "
+            f"classes, and the network's class layer has {layer.num_features:,} and "
+            f"{layer.num_classes:,}: give a guard that was fitted on boxes of this network"
+        )
+
+
 def _split(item: Any) -> tuple[Any, Sequence[dict[str, Tensor]] | None]:
     """A loader's item as (inputs, targets). A list of images is inputs alone."""
     is_pair = isinstance(item, (tuple, list)) and len(item) == 2
-    if is_pair and isinstance(item[1], (tuple, list)):
-        targets = item[1]
-        if all(isinstance(target, dict) for target in targets):
-            return item[0], targets
-    return item, None
+    # Two images are no pair of a batch and targets.
+    if not is_pair or not _is_batch(item[0]):
+        return item, None
+    inputs, targets = item
+    is_list = isinstance(targets, (tuple, list))
+    if not is_list or not all(isinstance(target, dict) for target in targets):
+        raise ValueError(
+            f"the targets of a batch are of type {type(targets).__name__}, expected a list with "
+            "one dict of boxes and labels for each image"
+        )
+    return inputs, targets
+
+
+def _is_batch(inputs: Any) -> bool:
+    if isinstance(inputs, Tensor):
+        return inputs.ndim == 4
+    return isinstance(inputs, (tuple, list, dict))
 
 
 def _check_target(target: dict[str, Any], place: int) -> None:

@@ -540,15 +540,18 @@ class Stages:
             _check_width("logits", batch.logits, head.num_classes)
         return batch
 
-    def _run_network(self, images: Inputs, inputs: Any) -> tuple[Batch, Batch]:
-        """The untouched model's batch, and the one to score."""
+    def _run_network(self, item: Inputs, inputs: Any) -> tuple[Batch, Batch]:
+        """The untouched model's batch, and the batch to score. `item` is what was given, perhaps
+        with labels, which the batch then has too; `inputs` is the part that the model takes."""
         guard = self._guard
         detector = guard.detector
         classifier = self.require_classifier()
         if guard.perturb is None:
-            # The labels of maps belong to positions, which the classifier alone may not know of.
-            without_labels = detector.needs.network or self.record.gives_maps
-            given = inputs if without_labels else images
+            given: Any = item
+            # `observe` may change the images themselves. And labels of maps belong to positions,
+            # which the classifier alone may not know of.
+            if detector.needs.network or self.record.gives_maps:
+                given = inputs
             plain = self._with_grid(detector.observe(given, classifier))
             return plain, plain
         score = detector.score if guard.perturb.objective == "score" else None

@@ -84,7 +84,7 @@ class FasterRCNN(BoxNetwork):
     """torchvision's Faster R-CNN and Mask R-CNN. Images are a list of tensors (3, H, W)."""
 
     def _detections(self, inputs: Any, seen: dict[str, Any]) -> list[Detections]:
-        _check_images(inputs)
+        _check_images(inputs, self._layer.weight.dtype)
         model: Any = self.model
         roi_heads = model.roi_heads
 
@@ -170,7 +170,7 @@ class DETR(BoxNetwork):
         self._min_confidence = min_confidence
 
     def _detections(self, inputs: Any, seen: dict[str, Any]) -> list[Detections]:
-        _check_pixel_values(inputs)
+        _check_pixel_values(inputs, self._layer.weight.dtype)
         output = self.model(**inputs) if isinstance(inputs, dict) else self.model(inputs)
         confidences, labels = output.logits.softmax(dim=-1)[..., :-1].max(dim=-1)
         centre, extent = output.pred_boxes.split(2, dim=-1)
@@ -188,27 +188,29 @@ class DETR(BoxNetwork):
         return found
 
 
-def _check_images(inputs: Any) -> None:
-    """ValueError unless the inputs are images as torchvision's detectors take them."""
-    expected = "expected a list of at least one image, each a floating-point tensor (3, H, W)"
+def _check_images(inputs: Any, dtype: torch.dtype) -> None:
+    """ValueError unless the inputs are images as torchvision's detectors take them, in the dtype of
+    the network's weights."""
+    expected = f"expected a list of at least one image, each a tensor of {dtype} (3, H, W)"
     is_batch = isinstance(inputs, (list, tuple)) or (
         isinstance(inputs, Tensor) and inputs.ndim == 4
     )
     if not is_batch or not len(inputs):
         raise ValueError(f"the inputs are {_described(inputs)}, {expected}")
     for place, image in enumerate(inputs):
-        is_image = isinstance(image, Tensor) and image.ndim == 3 and image.is_floating_point()
-        if not is_image:
+        is_image = isinstance(image, Tensor) and image.ndim == 3 and image.dtype == dtype
+        # torchvision makes three channels of one.
+        if not is_image or image.shape[0] not in (1, 3):
             raise ValueError(f"image {place} is {_described(image)}, {expected}")
 
 
-def _check_pixel_values(inputs: Any) -> None:
-    """ValueError unless the inputs are what DETR takes."""
+def _check_pixel_values(inputs: Any, dtype: torch.dtype) -> None:
+    """ValueError unless the inputs are what DETR takes, in the dtype of the network's weights."""
     pixels = inputs.get("pixel_values") if isinstance(inputs, dict) else inputs
-    if not isinstance(pixels, Tensor) or pixels.ndim != 4 or not pixels.is_floating_point():
+    if not isinstance(pixels, Tensor) or pixels.ndim != 4 or pixels.dtype != dtype:
         raise ValueError(
-            f"the pixel values are {_described(pixels)}, expected a floating-point tensor (N, 3, H,"
-            " W), or a dict with it as pixel_values"
+            f"the pixel values are {_described(pixels)}, expected a tensor of {dtype} (N, 3, H, W),"
+            " or a dict with it as pixel_values"
         )
 
 

@@ -616,25 +616,27 @@ def _move(inputs: Any, device: torch.device) -> Any:
 
 
 def rows_finite(inputs: Any) -> Tensor | None:
-    """(N,) whether all numbers of each sample are finite; None if no tensor is floating-point. One
-    read.
+    """(N,) whether all numbers of each sample are finite; None if no tensor is floating-point. Each
+    tensor is read once.
 
-    A mask, by its name, may hold −inf. Tensors whose first size is not that of the first tensor
-    belong to no sample.
+    Left out are masks, by their name, which may hold −inf, and tensors whose first size is not that
+    of the first tensor: their rows are not samples.
 
     >>> images = torch.tensor([[1.0, 2.0], [3.0, torch.inf]])
     >>> rows_finite({"image": images, "ids": torch.tensor([1, 2])})
     tensor([ True, False])
     """
-    tensors = [(name, tensor.detach()) for name, tensor in _tensors(inputs) if tensor.ndim]
+    count: int | None = None
     found: Tensor | None = None
-    for name, tensor in tensors:
-        if name.endswith("mask") or not tensor.is_floating_point():
+    for name, tensor in _tensors(inputs):
+        if not tensor.ndim:
             continue
-        _, first_tensor = tensors[0]
-        if tensor.shape[0] != first_tensor.shape[0]:
+        if count is None:
+            count = tensor.shape[0]
+        is_of_samples = tensor.shape[0] == count and not name.endswith("mask")
+        if not is_of_samples or not tensor.is_floating_point():
             continue
-        finite = _rows_of_finite_numbers(tensor)
+        finite = _rows_of_finite_numbers(tensor.detach())
         found = finite if found is None else found & finite
     return found
 

@@ -419,8 +419,8 @@ class _Run:
         return torch.cat(out)
 
     def evaluate(self) -> float:
-        """Test accuracy, fraction; before there is a head, that of the nearest class mean of 5,000
-        training images."""
+        """The test accuracy, a fraction. Before a contrastive objective has a head, it is that of
+        the nearest class mean of 5,000 training images."""
         assert self.test is not None
         out = self.outputs(self.test)
         classes = self.config.num_classes
@@ -430,7 +430,9 @@ class _Run:
             means = torch.stack([known[labels == c].mean(dim=0) for c in range(classes)])
             # A class without samples has no mean.
             out = out @ F.normalize(means.nan_to_num(), dim=1).T
-        truth = torch.as_tensor(self.test.labels)[: len(out) * self.objective.joined]
+        # In a smoke run there are outputs for a part of the test images alone.
+        num_images = len(out) * self.objective.joined
+        truth = torch.as_tensor(self.test.labels)[:num_images]
         return float(self.objective.share_right(out, truth).mean())
 
     def finish(self) -> Trained:

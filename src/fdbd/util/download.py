@@ -66,35 +66,44 @@ def fetch(
     with lock(target.with_name(f".{target.name}.lock")):
         if _is_here(target, algorithm, digest, url):
             return target
-        for attempt in range(1, _ATTEMPTS + 1):
-            is_last = attempt == _ATTEMPTS
-            start = 0
-            if digest:
-                start = _size(part)
-            try:
-                _append(url, part, start, progress)
-            except DownloadError:
-                raise
-            except (http.client.HTTPException, OSError) as error:
-                # What came is kept, so the next attempt has less to ask for.
-                if not is_last and _size(part) > start:
-                    continue
-                reason = getattr(error, "reason", None) or one_line(error)
-                raise DownloadError(f"download of {url} failed ({reason})") from error
-            if not digest:
-                break
-            found = hash_file(part, algorithm)
-            if found == digest:
-                break
-            part.unlink()
-            # Another attempt can help only if this one continued from bytes that may have been
-            # wrong.
-            if start == 0 or is_last:
-                raise DownloadError(
-                    f"{url} has {algorithm} {found}, expected {digest}; it was not kept"
-                )
+        _download(url, part, algorithm, digest, progress)
         os.replace(part, target)
     return target
+
+
+def _download(
+    url: str, part: Path, algorithm: str, digest: str | None, progress: Progress | None
+) -> None:
+    """Fill `part` with what is at the address, in several attempts if the connection breaks. If a
+    hash is known, bytes of earlier attempts are kept, and the whole is compared with it."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        is_last = attempt == _ATTEMPTS
+        start = 0
+        if digest:
+            start = _size(part)
+        try:
+            _append(url, part, start, progress)
+        except DownloadError:
+            raise
+        except (http.client.HTTPException, OSError) as error:
+            # What came is kept, so the next attempt has less to ask for.
+            has_come_further = _size(part) > start
+            if has_come_further and not is_last:
+                continue
+            reason = getattr(error, "reason", None) or one_line(error)
+            raise DownloadError(f"download of {url} failed ({reason})") from error
+        if not digest:
+            return
+        found = hash_file(part, algorithm)
+        if found == digest:
+            return
+        part.unlink()
+        # Bytes that an earlier attempt left may have been wrong. If there were none, another
+        # attempt would bring the same.
+        if start == 0 or is_last:
+            raise DownloadError(
+                f"{url} has {algorithm} {found}, expected {digest}; it was not kept"
+            )
 
 
 def _size(path: Path) -> int:

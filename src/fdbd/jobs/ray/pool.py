@@ -267,9 +267,12 @@ def _nodes() -> list[dict[str, float]]:
 
 
 def connect(address: str | None = None) -> None:
-    """Join a cluster, unless Ray is there already: at an address such as ``"auto"`` or
-    ``"head:6379"``; None: at what ``RAY_ADDRESS`` in the environment says, and without that Ray is
-    started on this machine.
+    """Join a Ray cluster, unless this process has joined one already.
+
+    Args:
+        address: of the cluster, such as ``"auto"`` or ``"head:6379"``. None: the address in the
+            environment variable ``RAY_ADDRESS``; if that is not set, Ray is started on this
+            machine.
 
     >>> connect()
     >>> require("ray", "ray").is_initialized()
