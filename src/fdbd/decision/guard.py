@@ -194,8 +194,8 @@ class Guard(nn.Module):
     def fit(self, data: Data, *, held_out: Data | None = None, progress: bool = True) -> Self:
         """Fit the detector on training data, in one streaming pass of the network; a detector that
         needs several passes reads the features from a temporary file. Under torchrun each process
-        passes its shard, and all end with the same detector. Of maps, 256 random positions of each
-        image are read.
+        passes its shard, and all end with the same detector. If the model predicts maps, 256 random
+        positions of each image are read.
 
         Args:
             data: a data loader of tensors or arrays, (inputs, labels), dicts or `Batch`es of
