@@ -27,7 +27,7 @@ def make_model() -> nn.Module:
 def loader(count: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(count, 3, 5, 5, generator=generator)
-    labels = make_model()(images).argmax(dim=1)
+    labels = torch.arange(count) % 3
     return list(zip(images.split(40), labels.split(40)))
 
 
