@@ -58,6 +58,7 @@ SCRIPTS = [
     Script("bundle_codes", quick=(), quick_only=False, needs_data=True),
     Script("segmentation", quick=("--images", "40"), needs_data=True),
     Script("many_labels", needs_data=True),
+    Script("cosine_head", needs_data=True),
 ]
 LIMIT = 3 * 3600
 """Seconds after which a script is ended."""
@@ -94,9 +95,19 @@ def introduction(is_quick: bool, failed: dict[str, str], wanted: list[str], minu
         "section alone.",
         machine(),
     ]
-    left_out = [script.name for script in SCRIPTS if script.name not in wanted]
+    left_out = []
+    without_data = []
+    for script in SCRIPTS:
+        if script.name in wanted:
+            continue
+        if script.needs_data and "FDBD_DATA" not in os.environ:
+            without_data.append(script.name)
+        else:
+            left_out.append(script.name)
     if left_out:
         lines.append(f"Not measured in this run: {', '.join(left_out)}.")
+    if without_data:
+        lines.append(f"Not measured, since FDBD_DATA names no data: {', '.join(without_data)}.")
     for name, why in failed.items():
         lines.append(f"`benchmarks/{name}.py` failed: {why}.")
     return "\n\n".join(lines) + "\n"
@@ -124,6 +135,8 @@ def main() -> None:
         has_data = "FDBD_DATA" in os.environ or not script.needs_data
         if script.name in options.only and has_data:
             wanted.append(script.name)
+        elif script.name in options.only:
+            print(f"{script.name} is left out: it needs the data that FDBD_DATA names", flush=True)
     failed: dict[str, str] = {}
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fdbd-benchmarks-") as folder:
