@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import fdbd
+from fdbd import cli
 
 CLASSES = torch.eye(8)[:4]
 NEGATIVES = torch.eye(8)[4:]
@@ -82,3 +84,19 @@ def test_an_encoder_that_gives_no_embeddings_is_named() -> None:
         narrow.score(torch.rand(2, 5))
     with pytest.raises(TypeError, match="encoder is a function"):
         fdbd.Guard.zero_shot(lambda images: images, CLASSES)
+
+
+@pytest.mark.parametrize("command", ["score", "explain", "stress"])
+def test_commands_say_that_a_guard_saved_in_python_names_no_model(
+    command: str, tmp_path: Path, capsys
+) -> None:
+    guard = fdbd.Guard.zero_shot(nn.Sequential(nn.Flatten(), nn.Linear(192, 8)), CLASSES)
+    guard.calibrate([torch.rand(100, 3, 8, 8)], alpha=0.1, progress=False)
+    guard.save(tmp_path / "guard.safetensors")
+    picture = tmp_path / "images" / "photo.png"
+    picture.parent.mkdir()
+    Image.new("RGB", (8, 8)).save(picture)
+    data = picture if command == "explain" else picture.parent
+    with pytest.raises(SystemExit):
+        cli.main([command, str(tmp_path / "guard.safetensors"), str(data)])
+    assert "names no model" in capsys.readouterr().err

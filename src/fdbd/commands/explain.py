@@ -73,7 +73,8 @@ def _check_kind(opened: OpenedGuard, guard: Path, is_text: bool) -> None:
     if opened.preprocess is None:
         kind = "a text" if is_text else "an image"
         raise ValueError(
-            f"{str(guard)!r} was fitted on features without a model, and cannot look at {kind}"
+            f"{str(guard)!r} names no model (it was fitted on features, or saved in Python), so it "
+            f"cannot look at {kind}: call guard.explain in Python, or fit it with a model by name"
         )
     if is_text:
         raise ValueError(f"{str(guard)!r} takes images, not texts: leave --text out")

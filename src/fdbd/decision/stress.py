@@ -159,7 +159,10 @@ def stress_files(
         seed: of everything that is drawn.
     """
     if opened.preprocess is None:
-        raise ValueError("the guard was fitted on features without a model, and sees no images")
+        raise ValueError(
+            "the guard takes no images: it takes texts, or its file names no model (it was fitted "
+            "on features, or saved in Python); stress needs a guard that fdbd fit made with a model"
+        )
     if count < 1 or clean < 1:
         raise ValueError(f"count is {count} and clean is {clean}, expected at least 1 image each")
     threshold = opened.guard.stages.require_threshold()

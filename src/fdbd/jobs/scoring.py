@@ -239,9 +239,8 @@ class Scoring:
                 )
         elif self.opened.preprocess is None and self.tokenizer is None:
             raise ValueError(
-                f"the guard takes features, not images such as {self.rows.source}: it was fitted "
-                "without a model; name the model with --model, or give a Parquet or NPZ file of "
-                "features"
+                f"the guard takes features, not images such as {self.rows.source}, since its file "
+                "names no model: name it with --model, or give a Parquet or NPZ file of features"
             )
         elif self.opened.preprocess is None:
             raise ValueError(
