@@ -94,6 +94,15 @@ def test_held_out_data_of_another_kind_are_refused(folder, run) -> None:
     assert "expected images" in err
 
 
+def test_a_model_of_texts_is_refused_with_what_to_do_instead(intents_folder, tmp_path, run) -> None:
+    texts = tmp_path / "train.csv"
+    texts.write_text("query,intent\nplay a song,music\n")
+    code, _, err = run("choose", f"hf:{intents_folder}", texts, "--held-out", texts)
+    assert code == 2
+    assert "the model takes texts" in err
+    assert "fdbd.data.token_kinds" in err
+
+
 def test_auto_is_no_single_detector() -> None:
     with pytest.raises(ValueError, match=r"Guard\(model, 'auto'\)"):
         fdbd.create("auto")

@@ -347,22 +347,23 @@ class _Passes:
         return self.preprocess
 
     def kinds(self, held_out: Images, auto: Auto) -> dict[str, FeatureSet]:
-        """The features of pseudo-OOD images, made of held-out ones as the network is given them."""
-        own = self._preprocess_for(held_out)
-        squares = []
+        """The features of pseudo-OOD images, by kind. They are made of held-out images that are
+        already resized and cropped for the network."""
+        preprocess = self._preprocess_for(held_out)
+        fitted = []
         for row in spread_evenly(min(auto.held_out, len(held_out)), len(held_out)):
             # What cannot be read was reported when the features of these images were made.
             with contextlib.suppress(ImageError):
-                squares.append(own.fit(held_out[int(row)]))
-        made = kinds_of_pixels(np.stack(squares), WEIGHING, auto.per_kind, auto.seed)
-        as_it_is = replace(own, resize=None, crop="none")
+                fitted.append(preprocess.fit(held_out[int(row)]))
+        made = kinds_of_pixels(np.stack(fitted), WEIGHING, auto.per_kind, auto.seed)
+        without_resizing = replace(preprocess, resize=None, crop="none")
         found: dict[str, FeatureSet] = {}
         for kind, pixels in made.items():
             images = Images(pixels, name=f"kind {kind}")
             found[kind] = self.cache.features(
                 self.classifier,
                 images,
-                as_it_is,
+                without_resizing,
                 batch_size=self.batch_size,
                 waiting=self.say,
             )

@@ -21,7 +21,7 @@ BUDGET = "What the chosen detectors may cost together, such as '200us, 10MB, no 
 
 
 def choose(
-    sources: list[str] = model_and_data.SOURCES,
+    sources: list[str] = model_and_data.SOURCES_TO_CHOOSE,
     held_out: str | None = opt(None, HELD_OUT),
     ood: list[str] = opt([], OOD),
     budget: str | None = opt(None, BUDGET),

@@ -24,7 +24,14 @@ _HEAD = (
     "For features without a model: an .npz or .safetensors with weight (C, P) and bias (C,). With "
     "a model: the name of its last linear layer, if it is not found automatically."
 )
+_SOURCES_TO_CHOOSE = (
+    "MODEL: a zoo name, timm:NAME, torchvision:NAME, package.module:factory or a .pt2 file. Left "
+    "out with --head FILE. DATA: what to fit on, ideally the network's training data: a folder of "
+    "images (one folder per class), an .npz of images, the name of a dataset, or a .parquet, .npz "
+    "or .csv of features."
+)
 SOURCES = arg(..., _SOURCES, metavar="[MODEL] DATA")
+SOURCES_TO_CHOOSE = arg(..., _SOURCES_TO_CHOOSE, metavar="[MODEL] DATA")
 CHECKPOINT = opt(None, "The model's weights: .safetensors, or a state dict by torch.save.")
 NUM_CLASSES = opt(None, "Number of classes of the model, if the checkpoint does not show it.")
 HEAD = opt(None, _HEAD)

@@ -143,9 +143,13 @@ class _Reader:
             kind = head & 15
             if kind == _STOP:
                 return
-            # The number is that of the field before plus a step of 1 to 15, or stands by itself.
+            # The number of a field is that of the field before plus a step of 1 to 15. A step of 0
+            # says that the number itself follows.
             step = head >> 4
-            number = number + step if step else self._integer()
+            if step:
+                number += step
+            else:
+                number = self._integer()
             yield number, kind
 
     def _list_of(self, expected: int) -> int:

@@ -49,6 +49,11 @@ def choose_files(
         head: name of the model's last linear layer, if it is not found.
         split: which part of a dataset by name the fit takes.
     """
+    if isinstance(source, NamedModel) and source.tokenizer is not None:
+        raise ValueError(
+            "the model takes texts, and files of images or features are compared here: for texts "
+            "call fdbd.choose in Python, with auto=fdbd.Auto(kinds=fdbd.data.token_kinds)"
+        )
     if engine.name != "local":
         raise ValueError("detectors are chosen in one process: leave --engine out")
     rows = open_rows(data, split)

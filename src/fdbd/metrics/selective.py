@@ -257,6 +257,8 @@ def aurc_influences(decisions: Decisions) -> Influences:
     levels = Levels.from_decisions(decisions)
     accepted = np.cumsum(levels.counts)
     risk = np.cumsum(levels.failures) / accepted
+    # E[1(S ≤ s) / C(S)] and E[1(S ≤ s) R(S) / C(S)] for each score s: sums over the levels from the
+    # last, which has the lowest score, up to that of s.
     at_or_below = np.cumsum((levels.counts / accepted)[::-1])[::-1]
     risk_at_or_below = np.cumsum((levels.counts * risk / accepted)[::-1])[::-1]
     level = levels.level_of
