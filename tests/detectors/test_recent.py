@@ -383,10 +383,14 @@ def small_network() -> torch.nn.Sequential:
 
 
 def test_nac_of_several_layers_is_the_mean_of_their_coverages() -> None:
-    edge_count, steepness, fill = 20, (30.0, 3000.0, 2000.0), 0.5
+    edge_count = 20
+    # Of the penultimate layer, then of the two named ones.
+    steepness = (30.0, 3000.0, 2000.0)
+    fill = 0.5
     network = small_network().eval()
     images = torch.randn(60, 2, 6, 6, generator=torch.Generator().manual_seed(1)).double()
-    train, asked = images[:40], images[40:]
+    train = images[:40]
+    asked = images[40:]
 
     def influences(images: torch.Tensor) -> list[np.ndarray]:
         # Autograd through the parts of the network, whose outputs are held here.
@@ -403,8 +407,11 @@ def test_nac_of_several_layers_is_the_mean_of_their_coverages() -> None:
             found.append((output * gradient).detach().numpy())
         return found
 
+    # The edges of the authors' code: spaced by a logarithm from 0 to 0.5, mirrored from there to 1,
+    # and the last ones moved above all states.
     lower = np.emath.logn(1000.0, np.linspace(1, np.sqrt(1000.0), edge_count // 2))
-    edges = np.append(np.concatenate([lower[:-1], (1 - lower)[::-1]]), 1.2)
+    upper = (1 - lower)[::-1]
+    edges = np.concatenate([lower[:-1], upper, [1.2]])
     edges[-2] += 0.01
     expected = np.zeros(len(asked))
     for alpha, known, new in zip(steepness, influences(train), influences(asked)):
