@@ -140,6 +140,11 @@ def test_null_and_non_finite_rows_are_out_of_distribution_and_leave_the_others_a
         write(place / "new.parquet", features=pa.array(rows, kind))
     except pa.ArrowNotImplementedError as error:
         pytest.skip(f"this version of pyarrow writes no null lists of fixed size: {error}")
+    try:
+        pq.read_table(place / "new.parquet")
+    except pa.ArrowInvalid as error:
+        # 25.0, the last one for Python 3.10.
+        pytest.skip(f"this version of pyarrow does not read what it has written: {error}")
     summary = result("score", "guard.safetensors", "new.parquet")
     assert summary["unreadable"] == len(bad)
     table = pq.read_table("scores.parquet").to_pylist()
