@@ -176,7 +176,7 @@ def _title(text: str) -> str:
 
 def _print(sample: SampleExplanation, title: str) -> None:
     """The boundaries around one image or text as a table, and the verdict in a sentence."""
-    titles = ["boundary to", "distance", "share of the score"]
+    titles = ["boundary to", "distance", "share of all distances"]
     rows = []
     for boundary in sample.boundaries:
         name = boundary["name"]

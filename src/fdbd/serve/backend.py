@@ -77,7 +77,7 @@ class Answers(NamedTuple):
 
 Reason = tuple[list[int], list[float], list[float]]
 """Why one row got its decision: the nearest decision boundaries, the closest first, by the label
-beyond, the distance, and the share of the score if the score is a mean over boundaries."""
+beyond, the distance, and the distance's share of all distances (of fDBD: of the score)."""
 
 
 def finite(values: ArrayLike) -> list[Any]:
