@@ -46,6 +46,15 @@ def address(tmp_path_factory) -> Iterator[str]:
     assert not list(temporary.glob("fdbd-demo-*")), "the demo's guard is left behind"
 
 
+def wait_for_width(page, width: int) -> None:
+    """Until the picture on the page has this width in pixels."""
+    # Not everybody has Playwright, and the `browser` fixture skips then.
+    from playwright.sync_api import expect
+
+    # A predicate in JavaScript would be a string to evaluate, which the page's policy forbids.
+    expect(page.locator("#picture")).to_have_js_property("naturalWidth", width)
+
+
 def test_a_newcomer_clicks_the_pictures_and_drops_one_of_their_own(browser, address) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(address)
@@ -65,7 +74,7 @@ def test_a_newcomer_clicks_the_pictures_and_drops_one_of_their_own(browser, addr
     Image.fromarray(noise).save(buffer, "PNG")
     own = {"name": "own.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
     page.set_input_files("input[type=file]", own)
-    page.wait_for_function("document.querySelector('#picture').naturalWidth === 64")
+    wait_for_width(page, 64)
     page.locator("#boundaries tbody tr").first.wait_for()
     page.close()
 

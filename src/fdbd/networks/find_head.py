@@ -58,12 +58,11 @@ class FoundHead:
         self._on_sphere: set[str] = set()
         self._sizes: dict[str, tuple[int, int]] = {}
         for name, layer in layers.items():
-            weight: Any = layer.weight
-            if not _is_plain(layer):
-                on_sphere = linear_on_sphere(layer)
-                if on_sphere is not None:
-                    self._on_sphere.add(name)
-                    weight = on_sphere.weight
+            # Layers of cosines may keep their weight under another name.
+            on_sphere = None if _is_plain(layer) else linear_on_sphere(layer)
+            if on_sphere is not None:
+                self._on_sphere.add(name)
+            weight: Any = layer.weight if on_sphere is None else on_sphere.weight
             self._sizes[name] = (int(weight.shape[0]), int(weight.shape[1]))
 
     def linear(self) -> Head:
