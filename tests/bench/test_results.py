@@ -197,9 +197,14 @@ def _one_set_not_evaluated(values: dict[str, Any]) -> None:
     del values["detectors"][0]["datasets"]["near"]
 
 
+def _a_group_of_an_unknown_set(values: dict[str, Any]) -> None:
+    values["setting"]["groups"]["far"] = ["elsewhere"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (_a_group_of_an_unknown_set, "'far' names 'elsewhere', which is not an OOD set"),
         (_another_convention, "'positive' is 'both', expected 'id' or 'ood'"),
         (_one_detector_twice, "two detectors have the same name"),
         (_one_set_not_evaluated, "was not evaluated on every OOD set"),

@@ -377,6 +377,10 @@ def _check(setting: Setting, rows: Sequence[Row]) -> None:
         raise ValueError(f"'positive' is {setting.positive!r}, expected 'id' or 'ood'")
     if len({row.name for row in rows}) < len(rows):
         raise ValueError("two detectors have the same name")
+    for group, members in setting.groups.items():
+        unknown = [name for name in members if name not in setting.ood]
+        if unknown:
+            raise ValueError(f"the group {group!r} names {unknown[0]!r}, which is not an OOD set")
     count = setting.test[1]
     if setting.correct is not None and len(setting.correct) != count:
         raise ValueError(

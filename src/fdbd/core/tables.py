@@ -106,8 +106,10 @@ def _check_keys(value: Any, schema: inspect.Type, path: tuple[str, ...], name: s
     fields = {field.encode_name: field.type for field in table.fields}  # type: ignore[attr-defined]
     for key, item in value.items():
         if key not in fields:
-            place = f" in [{'.'.join(path)}]" if path else ""
-            raise ValueError(f"{name}: unknown key {key!r}{place}{_suggestion(key, fields)}")
+            place = f" in [{_shortened('.'.join(path))}]" if path else ""
+            raise ValueError(
+                f"{name}: unknown key {_shortened(key)!r}{place}{_suggestion(key, fields)}"
+            )
         _check_keys(item, fields[key], (*path, key), name)
 
 
@@ -121,6 +123,11 @@ def _alternatives(schema: inspect.Type) -> tuple[inspect.Type, ...]:
 def _is_table(schema: inspect.Type) -> bool:
     tables = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType, inspect.DictType)
     return isinstance(schema, tables)
+
+
+def _shortened(text: str) -> str:
+    """A text from a file, which may be of any length, as a message shows it."""
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _suggestion(key: str, known: Iterable[str]) -> str:
