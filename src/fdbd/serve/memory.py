@@ -18,7 +18,7 @@ LEAST_FOR_REQUESTS = 128 * 1024**2
 """A service with less than this for its requests does not start."""
 _LARGE = 4 * 1024**2
 """Bytes that are taken until what the process really uses is looked at again."""
-_SPARE_FRACTION = 0.15
+_SPARE_FRACTION = 0.2
 """Part of the total that is left alone: fragmentation, threads and what the interpreter keeps."""
 
 
